@@ -1,0 +1,121 @@
+// The whole native surface of heterps; see heterps/_native.pyi for its types.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+
+#include "planner.hpp"
+
+namespace nb = nanobind;
+using namespace heterps;
+
+namespace {
+
+using Table = nb::ndarray<const double, nb::c_contig, nb::device::cpu>;
+using Placements = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+std::vector<double> copy(const Table& table, std::size_t size) {
+  if (table.size() != size) throw std::invalid_argument("table of another size than layers and types ask for");
+  return {table.data(), table.data() + size};
+}
+
+template <typename T>
+nb::ndarray<nb::numpy, T> array(std::vector<T> values, std::vector<std::size_t> shape) {
+  auto owned = std::make_unique<std::vector<T>>(std::move(values));
+  T* data = owned->data();
+  nb::capsule owner(owned.release(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), owner);
+}
+
+Tables make_tables(int layers, int types, Table serial, Table parallel, Table sync_serial, Table sync_parallel,
+                   Table server, Table cut, Table replicated, Table sharded, Table memory, Table price, Table limit,
+                   int server_type, double max_rate) {
+  if (layers < 1 || types < 1 || server_type >= types) throw std::invalid_argument("no layers or no types");
+  const std::size_t cells = static_cast<std::size_t>(layers) * types, rows = layers, columns = types;
+  return {layers, types, copy(serial, cells), copy(parallel, cells), copy(sync_serial, cells),
+          copy(sync_parallel, cells), copy(server, cells), copy(cut, cells), copy(replicated, rows),
+          copy(sharded, rows), copy(memory, columns), copy(price, columns), copy(limit, columns), server_type, max_rate};
+}
+
+nb::tuple provision_all(const Tables& tables, Placements placements, double min_throughput, double max_cost,
+                        bool fastest, double micro_batches) {
+  const std::size_t count = placements.shape(0), layers = tables.layers;
+  if (placements.shape(1) != layers) throw std::invalid_argument("a placement names one type for each layer");
+  for (std::size_t i = 0; i < count * layers; ++i) {
+    if (placements.data()[i] < 0 || placements.data()[i] >= tables.types) throw std::invalid_argument("no such type");
+  }
+  std::vector<double> cost(count), throughput(count), violation(count), server(count), units(count * layers, 0.0);
+  {
+    nb::gil_scoped_release unlocked;
+    const Target target{min_throughput, max_cost, fastest, micro_batches};
+    for (std::size_t i = 0; i < count; ++i) {
+      const Provisioned p = provision(tables, target, placements.data() + i * layers);
+      cost[i] = p.cost, throughput[i] = p.throughput, violation[i] = p.violation, server[i] = p.server_units;
+      std::copy(p.units.begin(), p.units.end(), units.begin() + i * layers);
+    }
+  }
+  return nb::make_tuple(array(std::move(cost), {count}), array(std::move(throughput), {count}),
+                        array(std::move(violation), {count}), array(std::move(units), {count, layers}),
+                        array(std::move(server), {count}));
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::class_<Tables>(m, "Tables")
+      .def("__init__", [](Tables* self, int layers, int types, Table serial, Table parallel, Table sync_serial,
+                          Table sync_parallel, Table server, Table cut, Table replicated, Table sharded, Table memory,
+                          Table price, Table limit, int server_type, double max_rate) {
+             new (self) Tables(make_tables(layers, types, serial, parallel, sync_serial, sync_parallel, server, cut,
+                                           replicated, sharded, memory, price, limit, server_type, max_rate));
+           }, nb::kw_only(), nb::arg("layers"), nb::arg("types"), nb::arg("serial"), nb::arg("parallel"),
+           nb::arg("sync_serial"), nb::arg("sync_parallel"), nb::arg("server"), nb::arg("cut"), nb::arg("replicated"),
+           nb::arg("sharded"), nb::arg("memory"), nb::arg("price"), nb::arg("limit"), nb::arg("server_type"),
+           nb::arg("max_rate"))
+      .def("provision", &provision_all, nb::arg("placements"), nb::kw_only(), nb::arg("min_throughput"),
+           nb::arg("max_cost"), nb::arg("fastest"), nb::arg("micro_batches"));
+
+  nb::class_<Path>(m, "Path")
+      .def_ro("bound", &Path::bound)
+      .def_ro("complete", &Path::complete)
+      .def_ro("labels", &Path::labels)
+      .def_ro("own", &Path::own)
+      .def_ro("reached", &Path::reached)
+      .def_ro("rate", &Path::rate)
+      .def_ro("used", &Path::used)
+      .def_prop_ro("placement", [](const Path& path) { return array(path.placement, {path.placement.size()}); },
+                   nb::rv_policy::automatic);
+
+  nb::class_<Graph>(m, "Graph")
+      .def(nb::init<const Tables&>(), nb::arg("tables"), nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("size", &Graph::size)
+      .def("floor", &Graph::floor)
+      .def("relax", [](const Graph& self, double low, double high, std::vector<double> type, double rate, int stages) {
+             Path path;
+             {
+               nb::gil_scoped_release unlocked;
+               path = self.relax(low, high, {std::move(type), rate}, stages);
+             }
+             return path;
+           }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("type_multipliers"), nb::arg("rate_multiplier"),
+           nb::arg("max_stages"))
+      .def("narrow", [](const Graph& self, double low, double high, std::vector<double> type, double rate,
+                        double cutoff) {
+             nb::gil_scoped_release unlocked;
+             return self.narrow(low, high, {std::move(type), rate}, cutoff);
+           }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("type_multipliers"), nb::arg("rate_multiplier"),
+           nb::arg("cutoff"))
+      .def("search", [](const Graph& self, double low, double high, std::vector<double> type, double rate, int stages,
+                        std::vector<std::int32_t> tracked, bool track_rate, double cutoff, std::int64_t max_labels) {
+             Path path;
+             {
+               nb::gil_scoped_release unlocked;
+               path = self.search(low, high, {std::move(type), rate}, stages, tracked, track_rate, cutoff, max_labels);
+             }
+             return path;
+           }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("type_multipliers"), nb::arg("rate_multiplier"),
+           nb::arg("max_stages"), nb::arg("tracked"), nb::arg("track_rate"), nb::arg("cutoff"), nb::arg("max_labels"));
+}

@@ -1,0 +1,163 @@
+#include <algorithm>
+
+#include "graph.hpp"
+
+namespace heterps {
+
+namespace {
+
+std::vector<Stage> all_stages(const Tables& tables) {
+  std::vector<Stage> stages;
+  for (int first = 0; first < tables.layers; ++first) {
+    for (int type = 0; type < tables.types; ++type) {
+      Span span(first, type);
+      for (int last = first + 1; last <= tables.layers; ++last) {
+        span.extend(tables);
+        const Stage stage = span.stage(tables);
+        if (!(stage.parallel < kInf) || !(stage.least < kInf)) break;
+        stages.push_back(stage);
+      }
+    }
+  }
+  return stages;
+}
+
+}  // namespace
+
+Graph::Graph(const Tables& tables) : Graph(tables, all_stages(tables)) {}
+
+Graph::Graph(const Tables& tables, std::vector<Stage> stages)
+    : tables_(tables), stages_(std::move(stages)), begin_(tables.layers + 2, 0) {
+  for (const Stage& stage : stages_) ++begin_[stage.first + 1];
+  for (int i = 0; i <= tables.layers; ++i) begin_[i + 1] += begin_[i];
+}
+
+double Graph::floor() const {
+  double seconds = 0;
+  for (const Stage& stage : stages_) seconds = std::max(seconds, stage.seconds(stage.least));
+  return seconds > 0 ? 1.0 / seconds : 1.0;
+}
+
+double Graph::credit(const Multipliers& multipliers) const {
+  double total = 0;
+  for (int type = 0; type < tables_.types; ++type) {
+    if (multipliers.type[type] > 0) total += multipliers.type[type] * tables_.limit[type];
+  }
+  return multipliers.rate > 0 ? total + multipliers.rate * tables_.max_rate : total;
+}
+
+// In [low, high] a stage has at least the units of `low`, so it costs at least price * units(low) / high a sample; and
+// never less than with fractional units at `low`. The larger of the two bounds it.
+Graph::Weights Graph::weights(double low, double high, const Multipliers& multipliers) const {
+  Weights out{.low = low, .high = high};
+  out.units.resize(stages_.size());
+  out.own.resize(stages_.size());
+  out.priced.resize(stages_.size());
+  const double server_price = tables_.server_price();
+  const double server_priced =
+      tables_.server_type < 0
+          ? 0.0
+          : server_price + low * (multipliers.type[tables_.server_type] + multipliers.rate * server_price);
+  for (std::size_t e = 0; e < stages_.size(); ++e) {
+    const Stage& stage = stages_[e];
+    const double units = stage.units(low);
+    const double price = tables_.price[stage.type];
+    out.units[e] = units;
+    if (!(units < kInf)) {
+      out.own[e] = out.priced[e] = kInf;
+      continue;
+    }
+    out.own[e] = price * std::max(units / high, stage.fractional(low));
+    out.priced[e] = out.own[e] + server_priced * stage.server +
+                    units * (multipliers.type[stage.type] + multipliers.rate * price);
+  }
+  return out;
+}
+
+// Neighbouring stages have different types, so each position keeps the best two types to start its next stage with.
+Graph::Costs Graph::costs_to_go(const std::vector<double>& weight, int max_stages) const {
+  const int positions = tables_.layers + 1;
+  Costs out{.positions = positions, .levels = std::max(1, max_stages), .bounded = max_stages > 0};
+  out.best.assign(static_cast<std::size_t>(out.levels + (out.bounded ? 1 : 0)) * positions, {});
+  for (int level = 0; level < static_cast<int>(out.best.size()) / positions; ++level) {
+    out.at(level, tables_.layers) = {0.0, 0.0, -1, -1, -1};
+  }
+  for (int level = out.bounded ? 1 : 0; level < static_cast<int>(out.best.size()) / positions; ++level) {
+    const int next = out.bounded ? level - 1 : level;
+    for (int i = tables_.layers - 1; i >= 0; --i) {
+      BestTwo& here = out.at(level, i);
+      for (int e = begin_[i]; e < begin_[i + 1]; ++e) {
+        if (!(weight[e] < here.second)) continue;
+        const Stage& stage = stages_[e];
+        const BestTwo& rest = out.at(next, stage.last);
+        here.offer(weight[e] + rest.without(stage.type), stage.type, e);
+      }
+    }
+  }
+  return out;
+}
+
+Path Graph::relax(double low, double high, const Multipliers& multipliers, int max_stages) const {
+  const Weights w = weights(low, high, multipliers);
+  const Costs costs = costs_to_go(w.priced, max_stages);
+  Path path;
+  int level = costs.top();
+  path.bound = costs.at(level, 0).first - credit(multipliers);
+  if (!(path.bound < kInf)) return path;
+  std::vector<std::int32_t> chosen;
+  int type = -1;
+  for (int i = 0; i < tables_.layers;) {
+    const BestTwo& here = costs.at(level, i);
+    chosen.push_back(here.first_type == type ? here.second_stage : here.first_stage);
+    i = stages_[chosen.back()].last;
+    type = stages_[chosen.back()].type;
+    if (costs.bounded) --level;
+  }
+  follow(chosen, w, path);
+  return path;
+}
+
+void Graph::follow(const std::vector<std::int32_t>& chosen, const Weights& w, Path& path) const {
+  path.placement.resize(tables_.layers);
+  path.used.assign(tables_.types, 0.0);
+  path.own = 0;
+  double seconds = 0, server = 0;
+  for (const std::int32_t e : chosen) {
+    const Stage& stage = stages_[e];
+    std::fill(path.placement.begin() + stage.first, path.placement.begin() + stage.last, stage.type);
+    path.used[stage.type] += w.units[e];
+    path.own += w.own[e];
+    path.rate += tables_.price[stage.type] * w.units[e];
+    seconds = std::max(seconds, stage.seconds(w.units[e]));
+    server += stage.server;
+  }
+  if (tables_.server_type >= 0 && server > 0) {
+    const double whole = std::max(1.0, whole_units(w.low * server));
+    path.used[tables_.server_type] += whole;
+    path.own += tables_.server_price() * std::max(whole / w.high, server);
+    path.rate += tables_.server_price() * whole;
+    seconds = std::max(seconds, server / whole);
+  }
+  path.reached = 1.0 / seconds;
+}
+
+Graph Graph::narrow(double low, double high, const Multipliers& multipliers, double cutoff) const {
+  const Weights w = weights(low, high, multipliers);
+  const Costs after = costs_to_go(w.priced, 0);
+  const double allowed = cutoff + credit(multipliers);
+  // Costs from the start, the mirror image of the costs to go; stages are ordered by `first`, so every stage that ends
+  // at a position has been offered before one that starts there is read.
+  std::vector<BestTwo> before(tables_.layers + 1);
+  before[0] = {0.0, 0.0, -1, -1, -1};
+  std::vector<Stage> kept;
+  for (std::size_t e = 0; e < stages_.size(); ++e) {
+    const Stage& stage = stages_[e];
+    const double reach = before[stage.first].without(stage.type) + w.priced[e];
+    if (!(reach < kInf)) continue;
+    before[stage.last].offer(reach, stage.type, static_cast<std::int32_t>(e));
+    if (reach + after.at(0, stage.last).without(stage.type) < allowed) kept.push_back(stage);
+  }
+  return Graph(tables_, std::move(kept));
+}
+
+}  // namespace heterps

@@ -1,0 +1,134 @@
+// The planner's inner loops: stages of a chain, cheapest paths over them, and whole units for given placements.
+//
+// Money is US dollars an hour, throughput is samples a second, and "cost" is their quotient (dollars an hour for one
+// sample a second); Python turns it into dollars a sample. All times are seconds a sample.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace heterps {
+
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+// Unit counts are rounded up only past this relative slack, so that 2.0000000001 units are 2. A throughput counts as
+// reached within the same slack, and the next step of the staircase starts a little above it.
+inline constexpr double kSlack = 1e-9;
+inline constexpr double kNextStep = 1.0 + 2.0 * kSlack;
+
+// What every layer costs on every type, row-major [layer][type]; a layer a type cannot run has parallel = infinity.
+struct Tables {
+  int layers = 0, types = 0;
+  std::vector<double> serial, parallel, sync_serial, sync_parallel, server;
+  std::vector<double> cut;                    // link time of the cut after a layer, [layer][type]
+  std::vector<double> replicated, sharded;    // bytes, [layer]
+  std::vector<double> memory, price, limit;   // [type]; infinity where unconstrained
+  int server_type = -1;                       // -1: no parameter server
+  double max_rate = kInf;                     // dollars an hour the whole plan may cost
+
+  double server_price() const { return server_type < 0 ? 0.0 : price[server_type]; }
+};
+
+// Layers first..last-1 on one type. A stage with k units takes max(serial + parallel/k, sync_serial + sync_parallel/k).
+struct Stage {
+  std::int32_t first = 0, last = 0, type = 0;
+  double serial = 0, parallel = 0, sync_serial = 0, sync_parallel = 0;
+  double server = 0;     // unit-seconds of parameter-server work
+  double least = 1;      // units that memory asks for
+
+  double seconds(double units) const;
+  // Fewest whole units that reach the throughput; infinity if none do.
+  double units(double throughput) const;
+  // Units per throughput if they could be split: the tangent that units(x)/x never goes below. Non-decreasing in x.
+  double fractional(double throughput) const;
+};
+
+double whole_units(double fractional);
+
+// Sums layers of one type into a stage, layer by layer. The stage has parallel = infinity where it cannot run, and
+// least = infinity where it does not fit into memory; both only get worse as it grows.
+class Span {
+ public:
+  Span(int first, int type) { sum_.first = sum_.last = first, sum_.type = type; }
+  void extend(const Tables& tables);
+  Stage stage(const Tables& tables) const;
+
+ private:
+  Stage sum_;
+  double replicated_ = 0, sharded_ = 0;
+};
+
+struct Provisioned {
+  double cost = kInf, throughput = 0;
+  double violation = 0;         // 0 if feasible, else how far the constraints are exceeded, as a share
+  std::vector<double> units;    // one for each stage
+  double server_units = 0;
+};
+
+struct Target {
+  double min_throughput = 0;    // of the user: pipeline fill included
+  double max_cost = kInf;       // finite, or fastest: the fastest plan within it instead of the cheapest one
+  bool fastest = false;
+  double micro_batches = 0;     // 0: steady state; M: a synchronous pipeline that drains every M micro-batches
+
+  double fill(std::size_t stages) const {
+    return micro_batches > 0 ? micro_batches / (micro_batches + static_cast<double>(stages) - 1) : 1.0;
+  }
+};
+
+// The exactly optimal whole units for one placement (a type for each layer).
+Provisioned provision(const Tables& tables, const Target& target, const std::int32_t* placement);
+
+// Prices that the search puts on constraints: dollars an hour a unit of a type, and a multiple of the money spent.
+struct Multipliers {
+  std::vector<double> type;
+  double rate = 0;
+};
+
+struct Path {
+  double bound = kInf;          // lower bound on the cost of every plan in the interval; infinity: there is none
+  bool complete = true;         // false: the label limit was hit; the bound still holds
+  std::int64_t labels = 0;
+  std::vector<std::int32_t> placement;   // empty if none was found
+  // Of the placement, with the units of the interval's low end, the server's whole units included:
+  double own = kInf;            // bound on its own cost in the interval, constraints not priced in
+  double reached = 0;           // throughput
+  double rate = 0;              // dollars an hour
+  std::vector<double> used;     // units of each type
+};
+
+// All stages that may appear in a plan, as edges first -> last of a graph over cut positions.
+class Graph {
+ public:
+  explicit Graph(const Tables& tables);
+
+  // Cheapest path for throughputs in [low, high] with the constraints priced in, not enforced.
+  Path relax(double low, double high, const Multipliers& multipliers, int max_stages) const;
+
+  // The stages that a plan cheaper than `cutoff` in [low, high] may use.
+  Graph narrow(double low, double high, const Multipliers& multipliers, double cutoff) const;
+
+  // Cheapest path in [low, high] that keeps the limits of the `tracked` types and, if asked, of the money; the server's
+  // units whole. Best-first over labels with dominance; gives up after max_labels.
+  Path search(double low, double high, const Multipliers& multipliers, int max_stages,
+              const std::vector<std::int32_t>& tracked, bool track_rate, double cutoff, std::int64_t max_labels) const;
+
+  std::size_t size() const { return stages_.size(); }
+  // Smallest throughput any plan with the least units has: below it nothing changes.
+  double floor() const;
+
+ private:
+  struct Weights;
+  struct Costs;
+  Graph(const Tables& tables, std::vector<Stage> stages);
+  Weights weights(double low, double high, const Multipliers& multipliers) const;
+  Costs costs_to_go(const std::vector<double>& weight, int max_stages) const;
+  double credit(const Multipliers& multipliers) const;   // what the multipliers give back: limit times price
+  void follow(const std::vector<std::int32_t>& chosen, const Weights& weights, Path& path) const;
+
+  Tables tables_;
+  std::vector<Stage> stages_;             // ordered by first
+  std::vector<std::int32_t> begin_;       // stages that start at i: begin_[i] .. begin_[i + 1]
+};
+
+}  // namespace heterps

@@ -1,0 +1,72 @@
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Placement = NDArray[np.int32]
+
+class Path:
+    @property
+    def bound(self) -> float: ...
+    @property
+    def complete(self) -> bool: ...
+    @property
+    def labels(self) -> int: ...
+    @property
+    def own(self) -> float: ...
+    @property
+    def reached(self) -> float: ...
+    @property
+    def rate(self) -> float: ...
+    @property
+    def used(self) -> list[float]: ...
+    @property
+    def placement(self) -> Placement: ...
+
+class Tables:
+    def __init__(
+        self,
+        *,
+        layers: int,
+        types: int,
+        serial: Floats,
+        parallel: Floats,
+        sync_serial: Floats,
+        sync_parallel: Floats,
+        server: Floats,
+        cut: Floats,
+        replicated: Floats,
+        sharded: Floats,
+        memory: Floats,
+        price: Floats,
+        limit: Floats,
+        server_type: int,
+        max_rate: float,
+    ) -> None: ...
+    def provision(
+        self, placements: Placement, *, min_throughput: float, max_cost: float, fastest: bool, micro_batches: float
+    ) -> tuple[Floats, Floats, Floats, Floats, Floats]: ...
+
+class Graph:
+    def __init__(self, tables: Tables) -> None: ...
+    @property
+    def size(self) -> int: ...
+    def floor(self) -> float: ...
+    def relax(
+        self, low: float, high: float, *, type_multipliers: list[float], rate_multiplier: float, max_stages: int
+    ) -> Path: ...
+    def narrow(
+        self, low: float, high: float, *, type_multipliers: list[float], rate_multiplier: float, cutoff: float
+    ) -> Graph: ...
+    def search(
+        self,
+        low: float,
+        high: float,
+        *,
+        type_multipliers: list[float],
+        rate_multiplier: float,
+        max_stages: int,
+        tracked: list[int],
+        track_rate: bool,
+        cutoff: float,
+        max_labels: int,
+    ) -> Path: ...
