@@ -41,7 +41,7 @@ Tables make_tables(int layers, int types, Table serial, Table parallel, Table sy
 }
 
 nb::tuple provision_all(const Tables& tables, Placements placements, double min_throughput, double max_cost,
-                        bool fastest, double micro_batches) {
+                        bool fastest, double micro_batches, double cutoff) {
   const std::size_t count = placements.shape(0), layers = tables.layers;
   if (placements.shape(1) != layers) throw std::invalid_argument("a placement names one type for each layer");
   for (std::size_t i = 0; i < count * layers; ++i) {
@@ -50,7 +50,7 @@ nb::tuple provision_all(const Tables& tables, Placements placements, double min_
   std::vector<double> cost(count), throughput(count), violation(count), server(count), units(count * layers, 0.0);
   {
     nb::gil_scoped_release unlocked;
-    const Target target{min_throughput, max_cost, fastest, micro_batches};
+    const Target target{min_throughput, max_cost, fastest, cutoff, micro_batches};
     for (std::size_t i = 0; i < count; ++i) {
       const Provisioned p = provision(tables, target, placements.data() + i * layers);
       cost[i] = p.cost, throughput[i] = p.throughput, violation[i] = p.violation, server[i] = p.server_units;
@@ -76,7 +76,7 @@ NB_MODULE(_native, m) {
            nb::arg("sharded"), nb::arg("memory"), nb::arg("price"), nb::arg("limit"), nb::arg("server_type"),
            nb::arg("max_rate"))
       .def("provision", &provision_all, nb::arg("placements"), nb::kw_only(), nb::arg("min_throughput"),
-           nb::arg("max_cost"), nb::arg("fastest"), nb::arg("micro_batches"));
+           nb::arg("max_cost"), nb::arg("fastest"), nb::arg("micro_batches"), nb::arg("cutoff"));
 
   nb::class_<Path>(m, "Path")
       .def_ro("bound", &Path::bound)

@@ -22,6 +22,43 @@ struct Later {
   }
 };
 
+// The labels at one position and type that none of the others covers; keys lie side by side to be compared quickly.
+class Front {
+ public:
+  // Takes a label in and marks those it covers as dead; false if another covers it.
+  bool admit(const std::vector<double>& key, std::int32_t id, std::vector<Label>& labels) {
+    const std::size_t width = key.size();
+    for (std::size_t r = 0; r < ids_.size(); ++r) {
+      if (covers(&keys_[r * width], key.data(), width)) return false;
+    }
+    for (std::size_t r = 0; r < ids_.size();) {
+      if (!covers(key.data(), &keys_[r * width], width)) {
+        ++r;
+        continue;
+      }
+      labels[ids_[r]].dead = true;
+      ids_[r] = ids_.back();
+      std::copy(keys_.end() - width, keys_.end(), keys_.begin() + r * width);
+      ids_.pop_back();
+      keys_.resize(keys_.size() - width);
+    }
+    ids_.push_back(id);
+    keys_.insert(keys_.end(), key.begin(), key.end());
+    return true;
+  }
+
+ private:
+  static bool covers(const double* a, const double* b, std::size_t width) {
+    for (std::size_t i = 0; i < width; ++i) {
+      if (a[i] > b[i]) return false;
+    }
+    return true;
+  }
+
+  std::vector<std::int32_t> ids_;
+  std::vector<double> keys_;
+};
+
 }  // namespace
 
 // A label is a partial path; the costs to go, with the multipliers priced in, complete it to a lower bound, so that the
@@ -58,14 +95,14 @@ Path Graph::search(double low, double high, const Multipliers& multipliers, int 
   Path out;
   std::vector<Label> labels;
   std::vector<double> used;   // uses of label l: used[l * uses ...]
-  std::vector<std::vector<std::int32_t>> at(static_cast<std::size_t>(tables_.layers) * tables_.types);
+  std::vector<Front> fronts(static_cast<std::size_t>(tables_.layers) * tables_.types);
   std::priority_queue<std::int32_t, std::vector<std::int32_t>, Later> queue(Later{&labels});
   double pruned = kInf;
 
   labels.push_back({costs.at(costs.top(), 0).first - credited, 0, 0, 0, -1, costs.top(), -1, -1});
   used.assign(uses, 0.0);
   if (labels[0].estimate < kInf) queue.push(0);
-  std::vector<double> next_used(uses);
+  std::vector<double> next_used(uses), key(uses + 3);
 
   while (!queue.empty()) {
     const std::int32_t from = queue.top();
@@ -118,27 +155,13 @@ Path Graph::search(double low, double high, const Multipliers& multipliers, int 
         estimate = std::max(estimate, own + server_price * std::max(whole / high, server));
       }
 
-      const Label made{estimate, own, server, stage.last, stage.type, left, from, e};
       if (stage.last < tables_.layers) {
-        auto& rivals = at[static_cast<std::size_t>(stage.last) * tables_.types + stage.type];
-        auto covers = [&](const Label& a, const double* ua, const Label& b, const double* ub) {
-          if (a.own > b.own || a.server > b.server || a.left < b.left) return false;
-          for (std::size_t u = 0; u < uses; ++u) {
-            if (ua[u] > ub[u]) return false;
-          }
-          return true;
-        };
-        bool dominated = false;
-        std::erase_if(rivals, [&](std::int32_t r) {
-          if (dominated) return false;
-          dominated = covers(labels[r], &used[r * uses], made, next_used.data());
-          if (dominated || !covers(made, next_used.data(), labels[r], &used[r * uses])) return false;
-          labels[r].dead = true;
-          return true;
-        });
-        if (dominated) continue;
-        rivals.push_back(static_cast<std::int32_t>(labels.size()));
+        key[0] = own, key[1] = server, key[2] = -left;
+        std::copy(next_used.begin(), next_used.end(), key.begin() + 3);
+        Front& front = fronts[static_cast<std::size_t>(stage.last) * tables_.types + stage.type];
+        if (!front.admit(key, static_cast<std::int32_t>(labels.size()), labels)) continue;
       }
+      const Label made{estimate, own, server, stage.last, stage.type, left, from, e};
       labels.push_back(made);
       used.insert(used.end(), next_used.begin(), next_used.end());
       queue.push(static_cast<std::int32_t>(labels.size()) - 1);

@@ -69,6 +69,7 @@ struct Target {
   double min_throughput = 0;    // of the user: pipeline fill included
   double max_cost = kInf;       // finite, or fastest: the fastest plan within it instead of the cheapest one
   bool fastest = false;
+  double cutoff = kInf;         // of the cost: a placement that cannot beat it gets a cost it can reach, not its best
   double micro_batches = 0;     // 0: steady state; M: a synchronous pipeline that drains every M micro-batches
 
   double fill(std::size_t stages) const {

@@ -28,15 +28,14 @@ class Walk {
   Provisioned cheapest() {
     const double start = target_.min_throughput > 0 ? target_.min_throughput / fill_ : slowest();
     if (!stand(start)) return violated(start);
+    keep(0);
     // Doublings first: a good cost early makes the leaps long, and closes problems whose cost is flat in throughput.
-    for (double t = start; stand(t) && t < start * 0x1p40 && fractional(t) < best_.cost * fill_ * (1 - kSlack); t *= 2) {
-      keep(1e-7);
-    }
+    for (double t = start; stand(t) && t < start * 0x1p40 && fractional(t) < goal_cost() * (1 - kSlack); t *= 2) keep(1e-7);
     const double slack = unlimited() ? 2e-7 : kSlack;
     double t = start;
     for (int step = 0; step < kMaxSteps && stand(t); ++step) {
-      if (fractional(t) >= best_.cost * fill_ * (1 - slack)) break;
-      const double leap = rate_ / (best_.cost * fill_);
+      if (fractional(t) >= goal_cost() * (1 - slack)) break;
+      const double leap = rate_ / goal_cost();
       if (leap > t * kNextStep) {
         t = leap;
         continue;
@@ -77,6 +76,9 @@ class Walk {
 
  private:
   static constexpr int kMaxSteps = 20000;
+
+  // What a step must stay below to matter, for one unit of steady throughput.
+  double goal_cost() const { return std::min(best_.cost, target_.cutoff) * fill_; }
 
   bool unlimited() const {
     return tables_.max_rate == kInf && std::any_of(stages_.begin(), stages_.end(), [&](const Stage& s) {
@@ -171,6 +173,7 @@ class Walk {
   Provisioned dearer(double start) {
     Target cheap = target_;
     cheap.min_throughput = start * fill_;
+    cheap.cutoff = kInf;
     target_ = cheap;
     best_ = {};
     Provisioned cheapest_plan = cheapest();

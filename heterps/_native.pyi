@@ -43,7 +43,14 @@ class Tables:
         max_rate: float,
     ) -> None: ...
     def provision(
-        self, placements: Placement, *, min_throughput: float, max_cost: float, fastest: bool, micro_batches: float
+        self,
+        placements: Placement,
+        *,
+        min_throughput: float,
+        max_cost: float,
+        fastest: bool,
+        micro_batches: float,
+        cutoff: float,
     ) -> tuple[Floats, Floats, Floats, Floats, Floats]: ...
 
 class Graph:

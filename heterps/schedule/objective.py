@@ -39,8 +39,11 @@ class Objective(Protocol):
     closed_form: bool
     """True if the score is the cost model's, so that a bound proved on it holds."""
 
-    def score(self, placements: Placements) -> Scores:
-        """Scores an int32 array of shape [count, layers]."""
+    def score(self, placements: Placements, *, cutoff: float = np.inf) -> Scores:
+        """Scores an int32 array of shape [count, layers].
+
+        A placement that cannot get below the cutoff may be given any value it can reach instead of its best.
+        """
         ...
 
     def provision(self, placement: NDArray[np.int32]) -> Provisioning | None:
@@ -56,9 +59,9 @@ class ClosedForm:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
-    def score(self, placements: Placements) -> Scores:
-        """Scores an int32 array of shape [count, layers]."""
-        cost, throughput, violation, _, _ = self._provision(placements)
+    def score(self, placements: Placements, *, cutoff: float = np.inf) -> Scores:
+        """Scores an int32 array of shape [count, layers]; see `Objective.score` for the cutoff."""
+        cost, throughput, violation, _, _ = self._provision(placements, cutoff=cutoff * SECONDS_PER_HOUR)
         if self.problem.goal.fastest:
             with np.errstate(divide="ignore"):
                 value = np.where(throughput > 0, 1.0 / throughput, np.inf)
@@ -74,7 +77,7 @@ class ClosedForm:
         whole = tuple(int(k) for k in units[0] if k > 0)
         return Provisioning(whole, int(server[0]), float(throughput[0]), float(cost[0]) / SECONDS_PER_HOUR)
 
-    def _provision(self, placements: Placements) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    def _provision(self, placements: Placements, *, cutoff: float = np.inf) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         goal = self.problem.goal
         return self.problem.tables.provision(
             np.ascontiguousarray(placements, dtype=np.int32),
@@ -82,4 +85,5 @@ class ClosedForm:
             max_cost=goal.max_usd_per_sample * SECONDS_PER_HOUR,
             fastest=goal.fastest,
             micro_batches=goal.micro_batches or 0,
+            cutoff=cutoff,
         )

@@ -31,6 +31,9 @@ class Method(Protocol):
     proved: float
     """Lower bound on the objective's value, proved so far; 0 where the method proves nothing."""
 
+    cutoff: float
+    """Value above which scores need not be exact; infinite if the method learns from all of them."""
+
     def propose(self) -> Placements:
         """The next placements to score, of shape [count, layers]; empty to stop."""
         ...
@@ -65,7 +68,7 @@ def search(objective: Objective, method: Method, on_progress: Callable[[Progress
     best: NDArray[np.int32] | None = None
     value, evaluations = np.inf, 0
     while len(batch := method.propose()):
-        scores = objective.score(batch)
+        scores = objective.score(batch, cutoff=method.cutoff)
         method.feedback(batch, scores)
         evaluations += len(batch)
         first = int(np.argmin(scores.value))

@@ -9,7 +9,7 @@ tracks the uses of exactly those types whose limits the cheapest path broke.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,11 +17,16 @@ import numpy as np
 from heterps._native import Graph, Path
 from heterps.schedule.problem import Floats, Placements, Problem
 
-ASCENTS = 12
-"""Subgradient steps an interval; children start from their parent's multipliers, so few are needed."""
+FIRST_ASCENTS, ASCENTS = 80, 15
+"""Subgradient steps of an interval whose limits have no prices yet, and of one that starts from its parent's."""
 
-MAX_LABELS = 400_000
-"""Partial paths one search may hold (some 40 MB); beyond it the interval is split further instead."""
+SPLIT_SHARE = 0.35
+"""An interval whose width makes up this share of the gap between bound and cutoff is split before labels are searched:
+that raises its bound for less."""
+
+FIRST_LABELS, MAX_LABELS = 2_000, 1_000_000
+"""Partial paths a label search may hold (at the most some 100 MB). Past the number the bound is what was proved until
+then; the interval is split, and its parts may hold twice as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +41,8 @@ class Interval:
     """Multiplier of each type's limit (dollars an hour a unit for each unit of throughput), then that of the money."""
     tracked: frozenset[int] = frozenset()
     """Types, or the number of types for the money, whose use the label search tracks."""
+    labels: int = FIRST_LABELS
+    """Partial paths the label search may hold."""
 
     def relax(self) -> Path:
         """The cheapest path with the limits priced in."""
@@ -50,7 +57,7 @@ class Interval:
         return self.graph.search(
             self.low, self.high, type_multipliers=self.prices[:-1].tolist(), rate_multiplier=float(self.prices[-1]),
             max_stages=self.stages, tracked=sorted(self.tracked - {types}), track_rate=types in self.tracked,
-            cutoff=cutoff, max_labels=MAX_LABELS,
+            cutoff=cutoff, max_labels=self.labels,
         )  # fmt: skip
 
     def narrowed(self, cutoff: float) -> Interval:
@@ -82,47 +89,87 @@ def excess(problem: Problem, path: Path) -> Floats:
     return np.where(np.isinf(limits), -1.0, uses / limits - 1.0)
 
 
-def tighten(problem: Problem, interval: Interval, cutoff: float) -> Iterator[Placements | Bounded]:
+def tighten(problem: Problem, interval: Interval, cutoff: Callable[[], float]) -> Iterator[Placements | Bounded]:
     """Yields placements worth scoring, and last the interval's bound, raised as far as the cutoff asks.
 
-    The cutoff and the bound are dollars an hour for each unit of steady throughput.
+    The bound and the cutoff are dollars an hour for each unit of steady throughput; the cutoff may fall as placements
+    are scored.
     """
-    limits = np.array([*problem.limit, problem.max_rate])
     path = interval.relax()
-    best = path.bound
-    if not math.isfinite(best):
+    if not math.isfinite(path.bound):
         yield Bounded(interval, math.inf, path, False)
         return
     yield path.placement
-    over = excess(problem, path)
-    if over.max() > 0:
-        prices, scale = interval.prices, 1.0
-        for _ in range(ASCENTS):
-            if best >= cutoff or over.max() <= 0:
-                break
-            target = cutoff if math.isfinite(cutoff) else max(1.5 * path.bound, best)
-            slope = np.where((over > 0) | (prices > 0), over, 0.0)
-            step = scale * max(target - path.bound, 1e-6 * target) / float(slope @ slope)
-            # `over` is a slope in multiples of the limit, so the price of one unit moves by step / limit.
-            prices = np.where(np.isinf(limits), 0.0, np.maximum(0.0, prices + step * over / limits))
-            trial = replace(interval, prices=prices)
-            path = trial.relax()
-            over = excess(problem, path)
-            if path.bound > best:
-                best, interval = path.bound, trial
+    bounded = Bounded(interval, path.bound, path, excess(problem, path).max() <= 0)
+    if not bounded.fits and bounded.bound < cutoff():
+        for step in _raise_prices(problem, bounded, cutoff):
+            if isinstance(step, Bounded):
+                bounded = step
             else:
-                scale *= 0.6
-            yield path.placement
+                yield step
+    if bounded.bound < cutoff() and (not bounded.fits or bounded.path.own >= cutoff()) and not _splits_well(bounded, cutoff()):
+        for step in _search_labels(problem, bounded, cutoff):
+            if isinstance(step, Bounded):
+                bounded = step
+            else:
+                yield step
+    yield bounded
+
+
+def _splits_well(bounded: Bounded, cutoff: float) -> bool:
+    """True if the gap to the cutoff comes from the interval's width rather than from limits: see `SPLIT_SHARE`."""
+    path, high = bounded.path, bounded.interval.high
+    if math.isinf(cutoff) or (math.isinf(high) and not bounded.fits):
+        return False
+    width = path.rate / min(path.reached, high) / path.own - 1
+    return width > SPLIT_SHARE * (cutoff / bounded.bound - 1)
+
+
+def _raise_prices(problem: Problem, start: Bounded, cutoff: Callable[[], float]) -> Iterator[Placements | Bounded]:
+    """Subgradient ascent on the prices of the limits, along a running average of the slopes; keeps the best bound."""
+    limits = np.array([*problem.limit, problem.max_rate])
+    best, path, prices = start, start.path, start.interval.prices
+    direction = np.zeros_like(prices)
+    scale, stalled = 1.0, 0
+    for _ in range(ASCENTS if prices.any() else FIRST_ASCENTS):
+        slope = excess(problem, path)
+        direction = 0.7 * slope + 0.3 * direction
+        direction = np.where((prices <= 0) & (direction < 0) | np.isinf(limits), 0.0, direction)
+        if best.bound >= cutoff() or not direction.any():
+            break
+        target = cutoff() if math.isfinite(cutoff()) else 1.3 * max(best.bound, path.bound)
+        step = scale * max(target - path.bound, 1e-4 * target) / float(direction @ direction)
+        # The slope is in multiples of the limit, so the price of one unit moves by step / limit.
+        prices = np.where(np.isinf(limits), 0.0, np.maximum(0.0, prices + step * direction / limits))
+        interval = replace(start.interval, prices=prices)
         path = interval.relax()
-    fits = excess(problem, path).max() <= 0
-    while best < cutoff and (not fits or path.own >= cutoff):
+        yield path.placement
+        if path.bound > best.bound:
+            best = Bounded(interval, path.bound, path, excess(problem, path).max() <= 0)
+            stalled = 0
+        elif (stalled := stalled + 1) >= 3:
+            scale, stalled = 0.5 * scale, 0
+            path, prices = best.path, best.interval.prices
+            direction = np.zeros_like(prices)
+    yield best
+
+
+def _search_labels(problem: Problem, start: Bounded, cutoff: Callable[[], float]) -> Iterator[Placements | Bounded]:
+    """Label searches that track ever more limits, until the cheapest path keeps all of them."""
+    interval, bound, path = start.interval.narrowed(cutoff()), start.bound, start.path
+    fits = start.fits
+    while bound < cutoff():
         broken = set(np.flatnonzero(excess(problem, path) > 0).tolist())
         interval = replace(interval, tracked=interval.tracked | broken)
-        path = interval.search(cutoff)
-        best = max(best, path.bound)
-        if not len(path.placement):
-            yield Bounded(interval, best, interval.relax(), False)
-            return
+        found = interval.search(cutoff())
+        bound = max(bound, found.bound)
+        if not found.complete:
+            interval = replace(interval, labels=min(2 * interval.labels, MAX_LABELS))
+        if not len(found.placement):
+            break
+        path = found
         yield path.placement
         fits = excess(problem, path).max() <= 0
-    yield Bounded(interval, best, path, fits)
+        if fits:
+            break
+    yield Bounded(interval, bound, path, fits)

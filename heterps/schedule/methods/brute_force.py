@@ -33,6 +33,11 @@ class BruteForce:
         self._best = math.inf
         self._batches = self._enumerate()
 
+    @property
+    def cutoff(self) -> float:
+        """Only better placements matter."""
+        return self._best
+
     def propose(self) -> Placements:
         """The next batch of placements."""
         batch = next(self._batches, None)

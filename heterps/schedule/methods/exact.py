@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heterps.errors import InvalidInput
 from heterps.schedule.methods.bounding import Bounded, Interval, tighten
+from heterps.schedule.neighbours import neighbours
 from heterps.schedule.objective import Objective, Scores
 from heterps.schedule.problem import Placements, Problem
 from heterps.schedule.search import Settings
@@ -46,12 +48,18 @@ class Exact:
         self.problem: Problem = objective.problem
         self.proved = 0.0
         self._best = math.inf
+        self._best_placement: NDArray[np.int32] | None = None
+        self._climbed: NDArray[np.int32] | None = None
         self._seen: set[bytes] = set()
         self._began = time.perf_counter()
         self._steps = self._fastest() if self.problem.goal.fastest else self._cheapest()
 
     def propose(self) -> Placements:
-        """The next placement that an interval's bound suggests; empty when all intervals are closed."""
+        """What an interval's bound suggests, or the neighbours of a new best; empty when all intervals are closed."""
+        if self._best_placement is not None and self._best_placement is not self._climbed:
+            self._climbed = self._best_placement
+            if len(batch := neighbours(self._climbed, self.problem.runnable)):
+                return batch
         for placement in self._steps:
             key = placement.tobytes()
             if key not in self._seen:
@@ -60,8 +68,18 @@ class Exact:
         return np.empty((0, self.problem.layers), dtype=np.int32)
 
     def feedback(self, placements: Placements, scores: Scores) -> None:
-        """Takes the value of the last proposal."""
-        self._best = min(self._best, float(scores.value.min()))
+        """Keeps the best value, which closes intervals, and its placement, whose neighbours are tried next."""
+        first = int(np.argmin(scores.value))
+        if scores.value[first] < self._best:
+            self._best, self._best_placement = float(scores.value[first]), placements[first].copy()
+
+    @property
+    def cutoff(self) -> float:
+        """Only better placements matter."""
+        return math.inf if self.problem.goal.fastest else self._best
+
+    def _cutoff(self) -> float:
+        return self._best * SECONDS_PER_HOUR * (1 - GAP)
 
     def _late(self) -> bool:
         return time.perf_counter() - self._began > TIME_LIMIT_S
@@ -83,7 +101,7 @@ class Exact:
         counts = iter(self._stage_counts())
         next_stages, next_bound = next(counts), 0.0
         while heap or next_bound < math.inf:
-            cutoff = self._best * SECONDS_PER_HOUR * (1 - GAP)
+            cutoff = self._cutoff()
             if next_bound <= (heap[0][0] if heap else math.inf):
                 # More stages only lose throughput, so their bound opens later intervals only when it is the least.
                 if next_bound >= cutoff:
@@ -108,13 +126,13 @@ class Exact:
                 closed = min(closed, bound)
                 continue
             result: Bounded | None = None
-            for step in tighten(self.problem, interval, cutoff * fill):
+            for step in tighten(self.problem, interval, lambda: self._cutoff() * fill):  # noqa: B023
                 if isinstance(step, Bounded):
                     result = step
                 else:
                     yield step
-                    cutoff = self._best * SECONDS_PER_HOUR * (1 - GAP)
             assert result is not None
+            cutoff = self._cutoff()
             bound = max(bound, result.bound / fill)
             if bound >= cutoff or interval.high <= interval.low * NEXT_STEP:
                 closed = min(closed, bound)
@@ -146,7 +164,7 @@ class Exact:
                     self._best = 0.0
                     return
                 result: Bounded | None = None
-                for step in tighten(self.problem, interval, allowed * fill):
+                for step in tighten(self.problem, interval, lambda: allowed * fill):  # noqa: B023
                     if isinstance(step, Bounded):
                         result = step
                     else:
