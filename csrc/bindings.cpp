@@ -78,6 +78,11 @@ NB_MODULE(_native, m) {
       .def("provision", &provision_all, nb::arg("placements"), nb::kw_only(), nb::arg("min_throughput"),
            nb::arg("max_cost"), nb::arg("fastest"), nb::arg("micro_batches"), nb::arg("cutoff"));
 
+  nb::class_<Multipliers>(m, "Multipliers")
+      .def("__init__", [](Multipliers* self, std::vector<double> type, double rate, double money) {
+             new (self) Multipliers{std::move(type), rate, money};
+           }, nb::kw_only(), nb::arg("type"), nb::arg("rate"), nb::arg("money"));
+
   nb::class_<Path>(m, "Path")
       .def_ro("bound", &Path::bound)
       .def_ro("complete", &Path::complete)
@@ -93,29 +98,29 @@ NB_MODULE(_native, m) {
       .def(nb::init<const Tables&>(), nb::arg("tables"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("size", &Graph::size)
       .def("floor", &Graph::floor)
-      .def("relax", [](const Graph& self, double low, double high, std::vector<double> type, double rate, int stages) {
+      .def("relax", [](const Graph& self, double low, double high, const Multipliers& multipliers, int stages) {
              Path path;
              {
                nb::gil_scoped_release unlocked;
-               path = self.relax(low, high, {std::move(type), rate}, stages);
+               path = self.relax(low, high, multipliers, stages);
              }
              return path;
-           }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("type_multipliers"), nb::arg("rate_multiplier"),
+           }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("multipliers"),
            nb::arg("max_stages"))
-      .def("narrow", [](const Graph& self, double low, double high, std::vector<double> type, double rate,
+      .def("narrow", [](const Graph& self, double low, double high, const Multipliers& multipliers,
                         double cutoff) {
              nb::gil_scoped_release unlocked;
-             return self.narrow(low, high, {std::move(type), rate}, cutoff);
-           }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("type_multipliers"), nb::arg("rate_multiplier"),
+             return self.narrow(low, high, multipliers, cutoff);
+           }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("multipliers"),
            nb::arg("cutoff"))
-      .def("search", [](const Graph& self, double low, double high, std::vector<double> type, double rate, int stages,
+      .def("search", [](const Graph& self, double low, double high, const Multipliers& multipliers, int stages,
                         std::vector<std::int32_t> tracked, bool track_rate, double cutoff, std::int64_t max_labels) {
              Path path;
              {
                nb::gil_scoped_release unlocked;
-               path = self.search(low, high, {std::move(type), rate}, stages, tracked, track_rate, cutoff, max_labels);
+               path = self.search(low, high, multipliers, stages, tracked, track_rate, cutoff, max_labels);
              }
              return path;
-           }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("type_multipliers"), nb::arg("rate_multiplier"),
+           }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("multipliers"),
            nb::arg("max_stages"), nb::arg("tracked"), nb::arg("track_rate"), nb::arg("cutoff"), nb::arg("max_labels"));
 }

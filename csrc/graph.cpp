@@ -49,7 +49,8 @@ double Graph::credit(const Multipliers& multipliers) const {
 // In [low, high] a stage has at least the units of `low`, so it costs at least price * units(low) / high a sample; and
 // never less than with fractional units at `low`. The larger of the two bounds it.
 Graph::Weights Graph::weights(double low, double high, const Multipliers& multipliers) const {
-  Weights out{.low = low, .high = high};
+  const double money = multipliers.money;
+  Weights out{.low = low, .high = high, .server_price = money * tables_.server_price()};
   out.units.resize(stages_.size());
   out.own.resize(stages_.size());
   out.priced.resize(stages_.size());
@@ -57,7 +58,7 @@ Graph::Weights Graph::weights(double low, double high, const Multipliers& multip
   const double server_priced =
       tables_.server_type < 0
           ? 0.0
-          : server_price + low * (multipliers.type[tables_.server_type] + multipliers.rate * server_price);
+          : money * server_price + low * (multipliers.type[tables_.server_type] + multipliers.rate * server_price);
   for (std::size_t e = 0; e < stages_.size(); ++e) {
     const Stage& stage = stages_[e];
     const double units = stage.units(low);
@@ -67,7 +68,7 @@ Graph::Weights Graph::weights(double low, double high, const Multipliers& multip
       out.own[e] = out.priced[e] = kInf;
       continue;
     }
-    out.own[e] = price * std::max(units / high, stage.fractional(low));
+    out.own[e] = money * price * std::max(units / high, stage.fractional(low));
     out.priced[e] = out.own[e] + server_priced * stage.server +
                     units * (multipliers.type[stage.type] + multipliers.rate * price);
   }
@@ -134,7 +135,7 @@ void Graph::follow(const std::vector<std::int32_t>& chosen, const Weights& w, Pa
   if (tables_.server_type >= 0 && server > 0) {
     const double whole = std::max(1.0, whole_units(w.low * server));
     path.used[tables_.server_type] += whole;
-    path.own += tables_.server_price() * std::max(whole / w.high, server);
+    path.own += w.server_price * std::max(whole / w.high, server);
     path.rate += tables_.server_price() * whole;
     seconds = std::max(seconds, server / whole);
   }

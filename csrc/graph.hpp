@@ -30,6 +30,7 @@ struct BestTwo {
 
 struct Graph::Weights {
   double low, high;
+  double server_price;         // dollars an hour a unit of the server, times what money weighs
   std::vector<double> units;   // fewest units at `low`
   std::vector<double> own;     // the stage's own cost, multipliers and server apart
   std::vector<double> priced;  // own + server + multipliers

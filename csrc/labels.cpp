@@ -152,7 +152,7 @@ Path Graph::search(double low, double high, const Multipliers& multipliers, int 
         const double whole = has_server && server > 0 ? std::max(1.0, whole_units(low * server)) : 0.0;
         for (std::size_t u = 0; u < uses && fits; ++u) fits = next_used[u] + per_server[u] * whole <= limits[u];
         if (!fits) continue;
-        estimate = std::max(estimate, own + server_price * std::max(whole / high, server));
+        estimate = std::max(estimate, own + w.server_price * std::max(whole / high, server));
       }
 
       if (stage.last < tables_.layers) {

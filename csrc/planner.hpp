@@ -80,10 +80,12 @@ struct Target {
 // The exactly optimal whole units for one placement (a type for each layer).
 Provisioned provision(const Tables& tables, const Target& target, const std::int32_t* placement);
 
-// Prices that the search puts on constraints: dollars an hour a unit of a type, and a multiple of the money spent.
+// Prices that a search puts on constraints: on a unit of each type, and on a dollar an hour; and what the money itself
+// weighs: 1, or 0 where only the constraints are at stake.
 struct Multipliers {
   std::vector<double> type;
   double rate = 0;
+  double money = 1;
 };
 
 struct Path {

@@ -53,24 +53,26 @@ class Tables:
         cutoff: float,
     ) -> tuple[Floats, Floats, Floats, Floats, Floats]: ...
 
+class Multipliers:
+    def __init__(self, *, type: list[float], rate: float, money: float) -> None: ...
+
 class Graph:
     def __init__(self, tables: Tables) -> None: ...
     @property
     def size(self) -> int: ...
     def floor(self) -> float: ...
     def relax(
-        self, low: float, high: float, *, type_multipliers: list[float], rate_multiplier: float, max_stages: int
+        self, low: float, high: float, *, multipliers: Multipliers, max_stages: int
     ) -> Path: ...
     def narrow(
-        self, low: float, high: float, *, type_multipliers: list[float], rate_multiplier: float, cutoff: float
+        self, low: float, high: float, *, multipliers: Multipliers, cutoff: float
     ) -> Graph: ...
     def search(
         self,
         low: float,
         high: float,
         *,
-        type_multipliers: list[float],
-        rate_multiplier: float,
+        multipliers: Multipliers,
         max_stages: int,
         tracked: list[int],
         track_rate: bool,

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, Self, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from heterps.errors import InvalidInput, did_you_mean
 
@@ -60,10 +68,10 @@ class Document(Part):
     _sha256: str | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.to_dict() == other.to_dict()  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.to_dict() == other.to_dict()
 
     def __hash__(self) -> int:
-        return hash(self.to_text())
+        return hash(json.dumps(self.to_dict(), sort_keys=True))  # equal documents may differ in the order of keys
 
     @property
     def sha256(self) -> str:
@@ -74,7 +82,11 @@ class Document(Part):
     def load(cls, path: str | Path) -> Self:
         """Reads and validates a file; `InvalidInput` names what is wrong with it."""
         content = _read(Path(path))
-        document = cls.parse(content.decode(errors="replace"), source=str(path))
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{path}: not UTF-8 text at byte {error.start}; write it again") from None
+        document = cls.parse(text, source=str(path))
         document._sha256 = hashlib.sha256(content).hexdigest()
         return document
 
@@ -91,6 +103,13 @@ class Document(Part):
         except ValidationError as error:
             raise InvalidInput(_describe(error, cls, source)) from None
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Pydantic's copy; one that differs is no longer what the file holds, so it forgets the file's SHA-256."""
+        copy = super().model_copy(update=update, deep=deep)
+        if update:
+            copy._sha256 = None
+        return copy
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data in the format's order, without fields that are unset."""
         return self.model_dump(mode="json", exclude_none=True)
@@ -102,7 +121,7 @@ class Document(Part):
     def save(self, path: str | Path) -> None:
         """Writes the file; `InvalidInput` if the path cannot be written."""
         try:
-            Path(path).write_text(self.to_text())
+            Path(path).write_bytes(self.to_text().encode())
         except OSError as error:
             raise InvalidInput(f"{path}: cannot be written ({error.strerror}); choose another path") from None
 
@@ -117,14 +136,25 @@ def _read(path: Path) -> bytes:
 class _YamlLoader(yaml.SafeLoader):
     """Safe YAML with 1e-3 as a number and no key twice."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
-        return _unique(list(zip(keys, keys, strict=True))) and super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        _unique([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+        return node
 
 
-_YamlLoader.add_implicit_resolver(  # type: ignore[no-untyped-call]
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
+class _YamlDumper(yaml.SafeDumper):
+    """Safe YAML that quotes what `_YamlLoader` would take for a number."""
+
+
+for _yaml in (_YamlLoader, _YamlDumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+    )
+
+
+def to_yaml(data: dict[str, Any]) -> str:
+    """Plain data as YAML that `Document.parse` reads back."""
+    return yaml.dump(data, Dumper=_YamlDumper, sort_keys=False)
 
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -138,8 +168,9 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 def _decode(text: str, *, source: str) -> object:
     if not text.strip():
         raise InvalidInput(f"{source}: the file is empty; write it again")
+    kind = "YAML" if source.endswith((".yaml", ".yml")) else "JSON"
     try:
-        if source.endswith((".yaml", ".yml")):
+        if kind == "YAML":
             return yaml.load(text, Loader=_YamlLoader)
         return json.loads(text, object_pairs_hook=_unique)
     except InvalidInput as error:
@@ -149,15 +180,16 @@ def _decode(text: str, *, source: str) -> object:
         ends_early = error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated")
         cut = " The file seems to be truncated; write it again." if ends_early else ""
         raise InvalidInput(f"{source}: not valid JSON at {where}: {error.msg}.{cut}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise InvalidInput(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+    except Exception as error:  # a PyYAML constructor that meets a wrong value may raise anything
+        raise InvalidInput(f"{source}: not valid {kind}: {' '.join(str(error).split())}") from None
 
 
 def _describe(error: ValidationError, model: type[BaseModel], source: str) -> str:
     """One line: file, field, value, rule; and how many more fields are wrong."""
-    details = error.errors()
+    errors = error.errors()
+    inner = {d["loc"][:depth] for d in errors for depth in range(len(d["loc"]))}
+    details = [d for d in errors if d["loc"] not in inner]  # the error of a container repeats its part's
     first = details[0]
-    others = [d for d in details[1:] if d["loc"] != first["loc"][: len(d["loc"])]]  # a container's error repeats its part's
     field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
     rule = first["msg"].removeprefix("Value error, ")
     rule = rule[:1].lower() + rule[1:]
@@ -175,8 +207,8 @@ def _describe(error: ValidationError, model: type[BaseModel], source: str) -> st
     info = _model_at(model, first["loc"]).model_fields.get(name)
     if info is not None and info.description:
         text += f" ({name}: {info.description})"
-    if others:
-        text += f" [and {len(others)} more]"
+    if len(details) > 1:
+        text += f" [and {len(details) - 1} more]"
     return text
 
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PlainSerializer, model_validator
 
 from heterps._callable import make_callable
-from heterps.documents import Document, FrozenMap, Part
+from heterps.documents import Document, FrozenMap, Part, to_yaml
 from heterps.errors import did_you_mean
 
 Seconds = Annotated[float, Field(ge=0)]
-Bytes = Annotated[int | float, Field(ge=0, description="bytes for the whole batch, 0 or more")]
+Bytes = Annotated[
+    float,
+    Field(ge=0, description="bytes for the whole batch, 0 or more"),
+    PlainSerializer(lambda size: int(size) if size % 1 == 0 and size < 2**53 else size),  # as people write them
+]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Price = Annotated[float, Field(gt=0, description="US dollars an hour for one unit, above 0")]
 
@@ -39,9 +42,9 @@ class Layer(Part):
 
     name: str = Field(min_length=1, description="the layer's name")
     kind: str = Field(default="dense", description="what the layer is, such as embedding or fc")
-    output_bytes: Bytes = 0
-    input_bytes: Bytes = 0
-    state_bytes: Bytes = 0
+    output_bytes: Bytes = 0.0
+    input_bytes: Bytes = 0.0
+    state_bytes: Bytes = 0.0
     sharded: bool = Field(default=False, description="true if units share the state instead of replicating it")
     costs: FrozenMap[Cost] = Field(min_length=1, description="resource type -> cost; at least one type")
 
@@ -49,9 +52,11 @@ class Layer(Part):
 class Profile(Document):
     """What each layer of a chain costs on each resource type (`heterps.profile/1`)."""
 
-    format: Literal["heterps.profile/1"] = Field(description="must be heterps.profile/1; convert the file or fix the key")
+    format: Literal["heterps.profile/1"] = Field(
+        description="must be heterps.profile/1; convert the file or fix the key"
+    )
     model: str = Field(default="unnamed", description="the model's name")
-    batch_size: int = Field(gt=0, description="samples a batch, a whole number of 1 or more")
+    batch_size: int = Field(gt=0, le=2**53, description="samples a batch, a whole number of 1 or more")
     layers: tuple[Layer, ...] = Field(
         min_length=1, strict=False, description="the chain's layers in order, at least one"
     )
@@ -62,6 +67,8 @@ class Profile(Document):
             costs = [layer.costs[name] for layer in self.layers if name in layer.costs]
             if all(cost.compute_s == 0 and cost.sync_s == 0 for cost in costs):
                 raise ValueError(f"no layer takes any time on {name!r}; at least one compute_s must be above 0")
+        if not any(all(c.compute_s + c.sync_s > 0 for c in layer.costs.values()) for layer in self.layers):
+            raise ValueError("every layer is free on some type; one must take time wherever it runs")
         return self
 
 
@@ -73,7 +80,7 @@ class ResourceType(Part):
     device: Literal["cpu", "cuda"] = Field(description="cpu or cuda")
     price_per_hour: Price
     limit: int | None = Field(
-        default=None, gt=0, description="units there are, a whole number of 1 or more; leave it out for no limit, "
+        default=None, gt=0, le=2**53, description="units there are, a whole number of 1 or more; leave it out for no limit, "
         "remove the type if there are none"
     )  # fmt: skip
     bandwidth_gbps: float | None = Field(
@@ -104,7 +111,7 @@ class Cluster(Document):
 
     def to_text(self) -> str:
         """The file's text, as YAML."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+        return to_yaml(self.to_dict())
 
 
 class PlanType(Part):
@@ -177,12 +184,13 @@ class Plan(Document):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        covered = [layer for stage in self.stages for layer in range(stage.first, stage.last + 1)]
-        if covered != list(range(len(self.placement))):
+        begins = [0, *(stage.last + 1 for stage in self.stages)]
+        if [stage.first for stage in self.stages] != begins[:-1] or begins[-1] != len(self.placement):
             raise ValueError(f"stages must cover layers 0..{len(self.placement) - 1} in order, each once")
         for stage in self.stages:
             if set(self.placement[stage.first : stage.last + 1]) != {stage.type}:
-                raise ValueError(f"stage {stage.first}..{stage.last} is on {stage.type!r}, the placement says otherwise")
+                where = f"stage {stage.first}..{stage.last}"
+                raise ValueError(f"{where} is on {stage.type!r}, the placement says otherwise")
         if any(a.type == b.type for a, b in pairwise(self.stages)):
             raise ValueError("neighbouring stages of one type must be one stage")
         used = {*self.placement, *([self.parameter_server.type] if self.parameter_server else [])}
@@ -193,7 +201,7 @@ class Plan(Document):
     def to_dict(self) -> dict[str, Any]:
         """Plain data in the format's order; `parameter_server` is null where there is none."""
         data = super().to_dict()
-        return {key: data.get(key) for key in (*type(self).model_fields, *(k for k in data if k not in type(self).model_fields))}
+        return {key: data.get(key) for key in dict.fromkeys([*type(self).model_fields, *data])}
 
 
 make_callable(__name__, "heterps.api:plan")

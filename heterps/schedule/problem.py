@@ -58,6 +58,9 @@ class Problem:
         object.__setattr__(self, "server_type", -1 if server is None else names.index(server))
         object.__setattr__(self, "tables", self.make_tables())
 
+    def __reduce__(self) -> tuple[type[Problem], tuple[object, ...]]:
+        return Problem, (self.profile, self.cluster, self.goal, self.profile_source, self.cluster_source)
+
     @property
     def layers(self) -> int:
         """Number of layers."""

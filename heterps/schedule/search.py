@@ -23,6 +23,8 @@ class Settings:
     """Rounds of learning (`rl`, `rl-rnn`); 0 uses the pretrained policy as it is."""
     trials: int | None = None
     """Placements tried one by one (`bayesian`, `genetic`)."""
+    seconds: float = 60.0
+    """After so long `exact` stops with the bound it has, which only problems far beyond the benchmarks come near."""
 
 
 class Method(Protocol):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from heterps._native import Graph, Path
+from heterps._native import Graph, Multipliers, Path
 from heterps.schedule.problem import Floats, Placements, Problem
 
 FIRST_ASCENTS, ASCENTS = 80, 15
@@ -44,31 +44,31 @@ class Interval:
     labels: int = FIRST_LABELS
     """Partial paths the label search may hold."""
 
+    money: float = 1.0
+    """What money weighs: 1, or 0 where only the limits are at stake."""
+
+    @property
+    def _multipliers(self) -> Multipliers:
+        return Multipliers(type=self.prices[:-1].tolist(), rate=float(self.prices[-1]), money=self.money)
+
     def relax(self) -> Path:
         """The cheapest path with the limits priced in."""
-        return self.graph.relax(
-            self.low, self.high, type_multipliers=self.prices[:-1].tolist(), rate_multiplier=float(self.prices[-1]),
-            max_stages=self.stages,
-        )  # fmt: skip
+        return self.graph.relax(self.low, self.high, multipliers=self._multipliers, max_stages=self.stages)
 
     def search(self, cutoff: float) -> Path:
         """The cheapest path that keeps the tracked limits."""
         types = len(self.prices) - 1
         return self.graph.search(
-            self.low, self.high, type_multipliers=self.prices[:-1].tolist(), rate_multiplier=float(self.prices[-1]),
-            max_stages=self.stages, tracked=sorted(self.tracked - {types}), track_rate=types in self.tracked,
-            cutoff=cutoff, max_labels=self.labels,
+            self.low, self.high, multipliers=self._multipliers, max_stages=self.stages,
+            tracked=sorted(self.tracked - {types}), track_rate=types in self.tracked, cutoff=cutoff,
+            max_labels=self.labels,
         )  # fmt: skip
 
     def narrowed(self, cutoff: float) -> Interval:
         """The same interval without the stages that no plan below the cutoff uses."""
         if not math.isfinite(cutoff):
             return self
-        graph = self.graph.narrow(
-            self.low, self.high, type_multipliers=self.prices[:-1].tolist(), rate_multiplier=float(self.prices[-1]),
-            cutoff=cutoff,
-        )  # fmt: skip
-        return replace(self, graph=graph)
+        return replace(self, graph=self.graph.narrow(self.low, self.high, multipliers=self._multipliers, cutoff=cutoff))
 
 
 @dataclass(frozen=True, eq=False)

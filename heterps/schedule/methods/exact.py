@@ -12,7 +12,8 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from heterps.errors import InvalidInput
 from heterps.schedule.methods.bounding import Bounded, Interval, tighten
+from heterps.schedule.methods.reach import Unproved, within_reach
 from heterps.schedule.neighbours import neighbours
 from heterps.schedule.objective import Objective, Scores
 from heterps.schedule.problem import Placements, Problem
@@ -32,9 +34,6 @@ GAP = 5e-7
 
 NEXT_STEP = 1 + 2e-9
 """Where the next step of the staircase starts, relative to the end of one: just past the slack of unit counts."""
-
-TIME_LIMIT_S = 60.0
-"""After it the search stops with the bound it has; only problems far beyond the benchmarks come near."""
 
 UNBOUNDED = 2.0**60
 
@@ -51,7 +50,7 @@ class Exact:
         self._best_placement: NDArray[np.int32] | None = None
         self._climbed: NDArray[np.int32] | None = None
         self._seen: set[bytes] = set()
-        self._began = time.perf_counter()
+        self._deadline = time.perf_counter() + settings.seconds
         self._steps = self._fastest() if self.problem.goal.fastest else self._cheapest()
 
     def propose(self) -> Placements:
@@ -82,7 +81,7 @@ class Exact:
         return self._best * SECONDS_PER_HOUR * (1 - GAP)
 
     def _late(self) -> bool:
-        return time.perf_counter() - self._began > TIME_LIMIT_S
+        return time.perf_counter() > self._deadline
 
     def _stage_counts(self) -> list[int]:
         return [0] if self.problem.goal.mode == "async" else list(range(1, self.problem.layers + 1))
@@ -107,17 +106,22 @@ class Exact:
                 if next_bound >= cutoff:
                     closed, next_bound = min(closed, next_bound), math.inf
                     continue
-                low = floor / self._fill(next_stages)
-                heapq.heappush(heap, (next_bound, next(order), Interval(low, math.inf, next_stages, graph, prices)))
+                interval = Interval(floor / self._fill(next_stages), math.inf, next_stages, graph, prices)
+                possible = True
+                if self._best == math.inf:
+                    with suppress(Unproved):
+                        placement = within_reach(self.problem, interval)
+                        possible = placement is not None
+                        if placement is not None:
+                            yield placement
+                if possible:
+                    heapq.heappush(heap, (next_bound, next(order), interval))
                 stages = next(counts, None)
                 if stages is None:
                     next_bound = math.inf
                 else:
                     fill = self._fill(stages)
-                    any_count = graph.relax(
-                        floor / fill, math.inf, type_multipliers=[0.0] * self.problem.types, rate_multiplier=0.0,
-                        max_stages=0,
-                    )  # fmt: skip
+                    any_count = Interval(floor / fill, math.inf, 0, graph, prices).relax()
                     next_stages, next_bound = stages, any_count.bound / fill
                 continue
             bound, _, interval = heapq.heappop(heap)
@@ -142,25 +146,31 @@ class Exact:
         self.proved = min(closed / SECONDS_PER_HOUR, self._best)
 
     def _fastest(self) -> Iterator[Placements]:
-        """Splits the interval that reaches highest until none reaches above the best throughput."""
+        """The highest throughput that limits allow; if that costs too much, the intervals below it are split, the one
+        that reaches highest first, until none reaches above the best throughput.
+        """  # noqa: D205
         graph = Graph(self.problem.tables)
         prices = np.zeros(self.problem.types + 1)
         allowed = self.problem.goal.max_usd_per_sample * SECONDS_PER_HOUR * (1 + 1e-9)
-        floor = graph.floor()
         ceiling = 0.0
         for stages in self._stage_counts():
             fill = self._fill(stages)
-            start = floor if self._best == math.inf else NEXT_STEP / (self._best * fill)
-            if Interval(start, math.inf, 0, graph, prices).relax().bound >= allowed * fill:
+            start = graph.floor() if self._best == math.inf else NEXT_STEP / (self._best * fill)
+            whole = Interval(start, math.inf, stages, graph, prices)
+            if replace(whole, stages=0).relax().bound >= allowed * fill:
                 break  # not even with any number of stages; and more stages only fill the pipeline worse
-            heap = [(-math.inf, 0, Interval(start, math.inf, stages, graph, prices))]
+            top = yield from self._highest(whole, fill)
+            if top == math.inf and allowed >= UNBOUNDED:
+                self._best = 0.0
+                return
+            heap = [(-top, 0, replace(whole, high=top))] if top > start else []
             order = itertools.count(1)
             while heap:
                 _, _, interval = heapq.heappop(heap)
                 if interval.high * fill * self._best <= 1 + GAP or self._late():
                     ceiling = max(ceiling, interval.high * fill)
                     continue
-                if interval.low >= UNBOUNDED * floor:
+                if interval.low >= UNBOUNDED * start:
                     self._best = 0.0
                     return
                 result: Bounded | None = None
@@ -177,6 +187,30 @@ class Exact:
                 for part in parts:
                     heapq.heappush(heap, (-part.high, next(order), part))
         self.proved = min(1 / ceiling, self._best) if ceiling > 0 else self._best
+
+    def _highest(self, interval: Interval, fill: float) -> Generator[Placements, None, float]:
+        """Bisects to the highest steady throughput that limits allow, whatever it costs; 0 if not even `low` is allowed.
+
+        What it yields is scored on the way. Throughputs of which nothing could be proved count as allowed.
+        """
+        low, high, allowed, doubtful = interval.low, math.inf, 0.0, 0.0
+        at = low
+        while at < UNBOUNDED * interval.low:
+            if self._late():
+                return high
+            try:
+                placement = within_reach(self.problem, replace(interval, low=at))
+            except Unproved:
+                placement, doubtful = None, max(doubtful, high)
+            if placement is None:
+                high = at
+            else:
+                yield placement
+                low = allowed = max(at, min(high, NEXT_STEP / (self._best * fill)))
+            if high <= max(low, allowed) * (1 + GAP / 4) or (allowed == 0.0 and high <= interval.low):
+                return max(allowed and high, doubtful)
+            at = 2 * low if math.isinf(high) else math.sqrt(low * high)
+        return math.inf
 
 
 def _split(interval: Interval, result: Bounded) -> tuple[Interval, Interval]:

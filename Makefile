@@ -1,0 +1,54 @@
+# Every target works as the first command on a machine with Python 3.11 or newer and a C++ compiler:
+# the environment is made on demand, and again when what it was made from has changed.
+
+PYTHON ?= python3
+THROUGHPUT ?= 200000
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PIP := $(BIN)/python -m pip install -q -c constraints.txt
+
+# Threads of the numeric libraries sleep while they wait, so that parallel tests do not steal each other's cores.
+export OMP_WAIT_POLICY := passive
+export GOMP_SPINCOUNT := 0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench soak clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1 \t\2/' | expand -t 16
+	@echo "Variables: PYTHON=$(PYTHON), THROUGHPUT=$(THROUGHPUT) (samples a second that demo asks for)"
+
+setup: $(STAMP) ## environment in .venv, native core built
+	@echo "ready: $(BIN)/heterps"
+
+demo: $(STAMP) ## compare all planning methods on CTRDNN and the paper's cluster
+	@$(BIN)/heterps compare --model ctrdnn --cluster paper --min-throughput $(THROUGHPUT)
+
+test: $(STAMP) ## unit tests, two at a time
+	$(BIN)/pytest -n 2
+
+lint: $(STAMP) ## ruff (lint and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP) ## benchmarks of the planner
+	$(BIN)/python benchmarks/plan.py
+
+soak: $(STAMP) ## long tests
+	$(BIN)/pytest -m soak
+
+clean: ## removes the environment, build outputs and caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find heterps tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The native core is compiled by the install, so its sources are among the prerequisites.
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+	@$(PYTHON) -c 'import sys; sys.exit("heterps needs Python 3.11 or newer; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@echo "setting up $(VENV): the first time takes some minutes"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(PIP) scikit-build-core nanobind cmake ninja
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@

@@ -1,0 +1,115 @@
+"""`rl`, `rl-rnn`: REINFORCE with a recurrent policy that starts pretrained.
+
+Each round samples placements, scores them, and moves the policy towards those above a moving average of the rewards; an
+entropy bonus keeps it exploring. An infeasible placement earns less than any feasible one, the less the further it is
+from feasible, so that learning has a slope. Beside the samples a round scores the neighbours of a new best placement.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from heterps.schedule.neighbours import neighbours
+from heterps.schedule.objective import Objective, Scores
+from heterps.schedule.problem import Placements
+from heterps.schedule.rl.features import features
+from heterps.schedule.rl.policy import Cell, Policy, entropy, most_likely, sample, transitions
+from heterps.schedule.search import Settings
+
+SAMPLES = 256
+"""Placements drawn a round."""
+
+ROUNDS = 120
+PATIENCE = 30
+"""Rounds without a better placement after which the search has converged."""
+
+LEARNING_RATE = 2e-3
+ENTROPY_BONUS = 0.02
+BASELINE_DECAY = 0.9
+PENALTY = 1.0
+"""What infeasibility costs in reward (the logarithm of the value), plus the logarithm of how far off it is."""
+
+
+class Reinforce:
+    """Learns a placement for one problem. The same seed gives the same plan."""
+
+    proved = 0.0
+    cutoff = math.inf
+
+    def __init__(self, objective: Objective, settings: Settings, *, cell: Cell = "lstm") -> None:
+        self._problem = objective.problem
+        self._rng = np.random.default_rng(settings.seed)
+        self._rounds = ROUNDS if settings.rounds is None else settings.rounds
+        self._policy = Policy.pretrained(cell)
+        self._features = torch.from_numpy(features(self._problem)).unsqueeze(0)
+        self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=LEARNING_RATE)
+        self._round = 0
+        self._stalled = 0
+        self._baseline: float | None = None
+        self._worst = 0.0
+        self._best = math.inf
+        self._best_placement: NDArray[np.int32] | None = None
+        self._log_p: torch.Tensor | None = None
+        self._samples = 0
+
+    def propose(self) -> Placements:
+        """This round's samples; with them, at first, the policy's most likely placement, later a new best's neighbours."""
+        if self._round > self._rounds or self._stalled > PATIENCE:
+            return np.empty((0, self._problem.layers), dtype=np.int32)
+        with _one_thread():
+            self._log_p = self._policy(self._features)[0]
+        log_p = self._log_p.detach().numpy()
+        drawn = sample(log_p, SAMPLES, self._rng)
+        self._samples = len(drawn)
+        extra = most_likely(log_p)
+        if self._best_placement is not None and self._stalled == 0:
+            extra = np.vstack([extra, neighbours(self._best_placement, self._problem.runnable)])
+        return np.vstack([drawn, extra])
+
+    def feedback(self, placements: Placements, scores: Scores) -> None:
+        """One step of REINFORCE on the samples."""
+        first = int(np.argmin(scores.value))
+        self._stalled += 1
+        if scores.value[first] < self._best * (1 - 1e-9):
+            self._best, self._best_placement = float(scores.value[first]), placements[first].copy()
+            self._stalled = 0
+        self._round += 1
+        if self._round > self._rounds:
+            return
+        rewards = self._rewards(scores)[: self._samples]
+        mean = float(rewards.mean())
+        self._baseline = mean if self._baseline is None else self._baseline
+        advantages = (rewards - self._baseline) / (rewards.std() + 1e-6)
+        self._baseline = BASELINE_DECAY * self._baseline + (1 - BASELINE_DECAY) * mean
+        steps = transitions(placements[: self._samples], advantages / self._samples, self._problem.types)
+        assert self._log_p is not None
+        with _one_thread():
+            loss = -(steps * self._log_p).sum() - ENTROPY_BONUS * self._problem.layers * entropy(self._log_p)
+            self._optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(self._policy.parameters(), 1.0)
+            self._optimizer.step()
+
+    def _rewards(self, scores: Scores) -> NDArray[np.float64]:
+        """Minus the logarithm of the value; infeasible placements stand below the worst feasible one seen."""
+        feasible = np.isfinite(scores.value)
+        with np.errstate(divide="ignore"):
+            rewards = -np.log(np.where(feasible, scores.value, 1.0))
+        if feasible.any():
+            self._worst = min(self._worst, float(rewards[feasible].min()))
+        return np.where(feasible, rewards, self._worst - PENALTY - np.log1p(scores.violation))
+
+
+class _one_thread:  # noqa: N801
+    """Runs a block of torch on one thread: the tensors are small, and waking threads costs more than it gives."""
+
+    def __enter__(self) -> None:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._threads)
