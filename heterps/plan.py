@@ -80,9 +80,12 @@ class ResourceType(Part):
     device: Literal["cpu", "cuda"] = Field(description="cpu or cuda")
     price_per_hour: Price
     limit: int | None = Field(
-        default=None, gt=0, le=2**53, description="units there are, a whole number of 1 or more; leave it out for no limit, "
-        "remove the type if there are none"
-    )  # fmt: skip
+        default=None,
+        gt=0,
+        le=2**53,
+        description="units there are, a whole number of 1 or more; leave it out for no limit, "
+        "remove the type if there are none",
+    )
     bandwidth_gbps: float | None = Field(
         default=None, gt=0, description="gigabits a second for one unit, above 0; leave it out for a free link"
     )

@@ -1,0 +1,1 @@
+"""Planning: the cost model, provisioning and the search methods. Knows nothing of the runtime."""

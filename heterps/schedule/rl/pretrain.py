@@ -39,24 +39,25 @@ class Lesson:
 
 
 def pretrain(
-    out: Path,
-    *,
-    cell: Cell = "lstm",
-    batches: int = 800,
-    epochs: int = 12,
-    seed: int = 0,
-    say: Callable[[str], None] = lambda _: None,
+    out: Path, *, batches: int, epochs: int, seed: int = 0, say: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Trains a policy from nothing and writes it. The defaults take about half an hour on two cores."""
-    torch.manual_seed(seed)
+    """Trains a policy of each cell from nothing and writes them into the directory `out`."""
+    out.mkdir(parents=True, exist_ok=True)
     with get_context("spawn").Pool(2) as pool:
         lessons = []
         for lesson in pool.imap(make_lesson, range(seed, seed + batches), chunksize=4):
             lessons.append(lesson)
             if len(lessons) % 50 == 0:
                 say(f"{len(lessons) * BATCH} problems solved")
+    cells: tuple[Cell, ...] = ("lstm", "rnn")
+    for cell in cells:
+        _train(cell, lessons, epochs=epochs, seed=seed, say=say).save(out / f"policy-{cell}.npz")
+
+
+def _train(cell: Cell, lessons: list[Lesson], *, epochs: int, seed: int, say: Callable[[str], None]) -> Policy:
+    torch.manual_seed(seed)
     policy = Policy(cell)
-    steps = batches * epochs
+    steps = len(lessons) * epochs
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, weight_decay=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps)
     rng = np.random.default_rng(seed)
@@ -73,8 +74,8 @@ def pretrain(
         schedule.step()
         losses.append(loss.item())
         if (step + 1) % 200 == 0:
-            say(f"step {step + 1}/{steps}: loss {np.mean(losses[-200:]):.4f}, {time.perf_counter() - began:.0f} s")
-    policy.save(out)
+            say(f"{cell}, step {step + 1}/{steps}: loss {np.mean(losses[-200:]):.4f}, {time.perf_counter() - began:.0f} s")
+    return policy
 
 
 def make_lesson(seed: int) -> Lesson:

@@ -113,3 +113,13 @@ class _one_thread:  # noqa: N801
 
     def __exit__(self, *_: object) -> None:
         torch.set_num_threads(self._threads)
+
+
+def rl(objective: Objective, settings: Settings) -> Reinforce:
+    """The LSTM policy."""
+    return Reinforce(objective, settings, cell="lstm")
+
+
+def rl_rnn(objective: Objective, settings: Settings) -> Reinforce:
+    """The same with a plain RNN."""
+    return Reinforce(objective, settings, cell="rnn")

@@ -1,0 +1,36 @@
+"""The `heterps` command: registers the commands, and turns errors into one message and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from heterps.cli import compare, explain, pareto, plan, pretrain
+from heterps.errors import HeterPSError
+
+app = typer.Typer(
+    name="heterps",
+    help="The cheapest placement and provisioning for sparse-feature deep networks, with a proof.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for module in (plan, compare, pareto, explain, pretrain):
+    app.command()(getattr(module, module.__name__.rpartition(".")[2]))
+
+
+def main() -> None:
+    """Runs the command line. Exit codes: 0 done, 2 bad input, 3 an unreachable goal, 130 interrupted."""
+    try:
+        app()
+    except HeterPSError as error:
+        sys.stderr.write(f"heterps: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("heterps: interrupted\n")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

@@ -1,0 +1,102 @@
+"""Arguments and options that several commands share, and how they become a problem."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from heterps.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from heterps.schedule.goal import Goal
+    from heterps.schedule.planner import OnProgress
+    from heterps.schedule.problem import Problem
+
+Profile = Annotated[str | None, typer.Argument(metavar="PROFILE", help="profile.json; or use --model.")]
+ClusterFile = Annotated[str | None, typer.Argument(metavar="CLUSTER", help="cluster.yaml; or use --cluster.")]
+Model = Annotated[str | None, typer.Option("--model", help="A built-in model in place of PROFILE: ctrdnn, matchnet, 2emb, nce.")]
+ClusterName = Annotated[str | None, typer.Option("--cluster", help="A built-in cluster (paper) or a file, in place of CLUSTER.")]
+MinThroughput = Annotated[float | None, typer.Option(help="Samples a second the plan must reach.")]
+Samples = Annotated[float | None, typer.Option(help="Samples of the whole job; with --deadline-hours or --budget-usd.")]
+DeadlineHours = Annotated[float | None, typer.Option(help="Hours in which the samples must be trained.")]
+BudgetUsd = Annotated[float | None, typer.Option(help="Money for the samples: the fastest plan within it.")]
+MaxUsdPerHour = Annotated[float | None, typer.Option(help="Most dollars an hour, with any goal.")]
+Mode = Annotated[str, typer.Option(help="async: the pipeline is always full; sync: it drains at every step.")]
+MicroBatches = Annotated[int | None, typer.Option(help="Micro-batches a step, with --mode sync.")]
+Seed = Annotated[int, typer.Option(help="Seed of the methods that draw at random.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
+Plot = Annotated[str | None, typer.Option(metavar="FILE.png", help="Write a plot.")]
+
+
+def make_goal(
+    *,
+    min_throughput: float | None = None,
+    samples: float | None = None,
+    deadline_hours: float | None = None,
+    budget_usd: float | None = None,
+    max_usd_per_hour: float | None = None,
+    mode: str = "async",
+    micro_batches: int | None = None,
+) -> Goal:
+    """The goal that the options state."""
+    from heterps.schedule.goal import Goal
+
+    return Goal(
+        min_throughput=min_throughput, samples=samples, deadline_hours=deadline_hours, budget_usd=budget_usd,
+        max_usd_per_hour=max_usd_per_hour, mode=mode, micro_batches=micro_batches,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def make_problem(profile: str | None, cluster: str | None, model: str | None, name: str | None, goal: Goal) -> Problem:
+    """The problem that arguments and options name. With --model, a single argument is the cluster."""
+    from heterps.api import load_problem
+    from heterps.schedule.paper import paper_profile
+
+    if model is not None and profile is not None and cluster is None and name is None:
+        profile, cluster = None, profile
+    if (profile is None) == (model is None):
+        raise InvalidInput("give either PROFILE or --model" + ("; both were given" if model else ""))
+    if (cluster is None) == (name is None):
+        raise InvalidInput("give either CLUSTER or --cluster" + ("; both were given" if name else ""))
+    source = cluster or name
+    assert source is not None
+    if model is not None:
+        problem = load_problem(paper_profile(model), source, goal)
+    else:
+        assert profile is not None
+        problem = load_problem(profile, source, goal)
+    _warn_of_unused(problem)
+    return problem
+
+
+def _warn_of_unused(problem: Problem) -> None:
+    profiled = {name for layer in problem.profile.layers for name in layer.costs}
+    for names, what in (
+        (profiled - set(problem.names), f"in {problem.profile_source} but not in {problem.cluster_source}"),
+        (set(problem.names) - profiled, f"in {problem.cluster_source} but not in {problem.profile_source}"),
+    ):
+        if names:
+            sys.stderr.write(f"heterps: note: {', '.join(sorted(names))}: {what}; no layer can be placed there\n")
+
+
+@contextmanager
+def progress(label: str, *, quiet: bool = False) -> Iterator[OnProgress]:
+    """A progress bar on stderr while a search runs; nothing if stderr is no terminal or `quiet`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    from heterps.schedule.search import Progress
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True, disable=quiet or not sys.stderr.isatty()) as bar:
+        task = bar.add_task(label, total=None)
+
+        def report(now: Progress) -> None:
+            bar.update(task, description=f"{label}: {now.evaluations:,} placements, best {now.best:.4g}")
+
+        yield report

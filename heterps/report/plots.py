@@ -1,0 +1,63 @@
+"""Plots of comparisons and frontiers, as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from heterps.errors import HeterPSError, InvalidInput
+from heterps.plan import Plan
+from heterps.schedule.comparison import Comparison
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ACCENT, QUIET = "#2563eb", "#94a3b8"
+
+
+def plot_comparison(result: Comparison, path: str) -> None:
+    """Bars of each method's cost per million samples, with the proved bound as a line."""
+    rows = sorted((row for row in result.rows if row.plan), key=lambda row: row.gap or 0.0, reverse=True)
+    figure = _figure(height=1.2 + 0.35 * len(rows))
+    axes = figure.subplots()
+    costs = [row.plan.predicted.usd_per_million_samples for row in rows if row.plan]
+    bars = axes.barh([row.method for row in rows], costs, color=[ACCENT if row.method == "exact" else QUIET for row in rows])
+    axes.bar_label(bars, [f" {cost:.5f}" for cost in costs], fontsize=8)
+    if not result.fastest:
+        axes.axvline(result.lower_bound, color="black", linewidth=1, linestyle="--")
+        axes.set_title("dashed: no plan costs less (proved)", fontsize=9, loc="left")
+    axes.set_xlabel("US dollars a million samples")
+    axes.margins(x=0.15)
+    _save(figure, path)
+
+
+def plot_frontier(plans: Sequence[Plan], path: str) -> None:
+    """Cost per million samples over throughput, as the staircase it is."""
+    figure = _figure(height=4.0)
+    axes = figure.subplots()
+    throughputs = [plan.predicted.throughput for plan in plans]
+    costs = [plan.predicted.usd_per_million_samples for plan in plans]
+    axes.step(throughputs, costs, where="pre", color=ACCENT)
+    axes.plot(throughputs, costs, "o", color=ACCENT, markersize=4)
+    axes.set_xlabel("samples a second")
+    axes.set_ylabel("US dollars a million samples")
+    axes.set_title("the least cost for every throughput (proved)", fontsize=9, loc="left")
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def _figure(*, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise HeterPSError("plots need matplotlib; install it with: pip install 'heterps[plot]'") from None
+    return Figure(figsize=(7.5, height), layout="constrained")
+
+
+def _save(figure: Figure, path: str) -> None:
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path}: the plot cannot be written ({error}); choose another path ending in .png") from None
