@@ -34,6 +34,10 @@ Graph::Graph(const Tables& tables, std::vector<Stage> stages)
 
 double Graph::floor() const {
   double seconds = 0;
+  for (int layer = 0; tables_.server_type >= 0 && layer < tables_.layers; ++layer) {
+    const auto row = tables_.server.begin() + static_cast<std::ptrdiff_t>(layer) * tables_.types;
+    seconds += *std::max_element(row, row + tables_.types);   // one unit that serves the most work a plan may cause
+  }
   for (const Stage& stage : stages_) seconds = std::max(seconds, stage.seconds(stage.least));
   return seconds > 0 ? 1.0 / seconds : 1.0;
 }

@@ -87,7 +87,7 @@ class Walk {
   }
 
   double slowest() const {
-    double seconds = 0;
+    double seconds = tables_.server_type >= 0 ? server_ : 0.0;   // with one unit for the server
     for (const Stage& stage : stages_) {
       if (stage.least < kInf) seconds = std::max(seconds, stage.seconds(stage.least));
     }

@@ -34,3 +34,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -43,7 +43,7 @@ def explain_infeasible(problem: Problem) -> Infeasible:
     close = "" if highest.proved >= highest.value * (1 - 1e-6) else f" (proved: at most {format_rate(1 / highest.proved)})"
     return Infeasible(
         f"no plan reaches {format_rate(goal.throughput_floor)}: the highest reachable throughput is "
-        f"{reachable:.6g} samples/s{close}. {what_stops(problem, highest.placement, reachable)}"
+        f"{_exactly(reachable)} samples/s{close}. {what_stops(problem, highest.placement, reachable)}"
     )
 
 
@@ -111,3 +111,8 @@ def _units(stage: StageTime, seconds: float) -> float:
     compute = stage.parallel_s / (seconds - stage.serial_s) if stage.parallel_s else 1.0
     sync = stage.sync_parallel_s / (seconds - stage.sync_serial_s) if stage.sync_parallel_s else 1.0
     return max(1.0, compute, sync)
+
+
+def _exactly(throughput: float) -> str:
+    """Rounded down to a digit that can be asked for."""
+    return f"{math.floor(throughput * 10) / 10:.1f}" if throughput >= 10 else f"{throughput * (1 - 1e-6):.6g}"

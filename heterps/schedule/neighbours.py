@@ -33,3 +33,24 @@ def neighbours(placement: NDArray[np.int32], runnable: NDArray[np.bool_], *, shi
     batch = np.array(list(distinct.values()), dtype=np.int32).reshape(-1, layers)
     keep = runnable[np.arange(layers), batch].all(axis=1)
     return np.ascontiguousarray(batch[keep])
+
+
+def segment_moves(
+    placement: NDArray[np.int32], runnable: NDArray[np.bool_], *, most: int, rng: np.random.Generator
+) -> Placements:
+    """Every placement that gives one run of layers, of any length, another type; a random `most` of them if more.
+
+    Wider than `neighbours` (it also opens new stages), and so dearer: layers² · types / 2 placements.
+    """
+    layers, types = runnable.shape
+    firsts, lasts = np.triu_indices(layers)
+    runs = np.repeat(np.stack([firsts, lasts], axis=1), types, axis=0)
+    kinds = np.tile(np.arange(types, dtype=np.int32), len(firsts))
+    if len(runs) > most:
+        chosen = rng.choice(len(runs), most, replace=False)
+        runs, kinds = runs[chosen], kinds[chosen]
+    at = np.arange(layers)
+    inside = (at >= runs[:, :1]) & (at <= runs[:, 1:])
+    batch = np.where(inside, kinds[:, None], placement).astype(np.int32)
+    keep = runnable[at, batch].all(axis=1) & (batch != placement).any(axis=1)
+    return np.unique(batch[keep], axis=0) if keep.any() else batch[:0]

@@ -90,10 +90,11 @@ def random_reference(seed: int) -> Reference:
     layers = rng.randint(1, 4 if types == 3 else 5)
     sync = rng.random() < 0.4
     goal = Goal(min_throughput=0, mode="sync" if sync else "async", micro_batches=rng.randint(1, 8) if sync else None)
-    return Reference(*_random_inputs(rng, layers=layers, types=types), goal)
+    return Reference(*random_inputs(rng, layers=layers, types=types), goal)
 
 
-def _random_inputs(rng: random.Random, *, layers: int, types: int) -> tuple[Profile, Cluster]:
+def random_inputs(rng: random.Random, *, layers: int, types: int) -> tuple[Profile, Cluster]:
+    """A random profile and cluster with limits of 1 to 4 units, and some of: memory, server, missing types, ties."""
     names = [f"type{i}" for i in range(types)]
     round_numbers = rng.random() < 0.3  # ties, and unit counts that come out whole
 

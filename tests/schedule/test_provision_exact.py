@@ -13,13 +13,16 @@ from functools import cache
 import numpy as np
 import pytest
 
-from heterps.schedule.cost import evaluate, stage_times, violations
+from heterps._native import Graph
+from heterps.schedule.cost import evaluate, stage_runs, stage_times, violations
 from heterps.schedule.goal import Goal
+from heterps.schedule.methods.bounding import Interval
+from heterps.schedule.methods.brute_force import BruteForce
 from heterps.schedule.methods.exact import Exact
 from heterps.schedule.objective import ClosedForm
 from heterps.schedule.problem import Problem
 from heterps.schedule.search import Outcome, Settings, search
-from tests.schedule.reference import Reference, random_reference
+from tests.schedule.reference import Reference, random_inputs, random_reference
 
 SEEDS = range(300)
 CLOSE = 1e-8
@@ -152,6 +155,62 @@ def test_exact_finds_and_proves_the_fastest_plan(reference: Reference, seed: int
         if outcome.placement is not None:
             assert (1 - OPTIMAL) / expected <= outcome.proved <= (1 + CLOSE) / expected, (seed, goal)
             check_units(problem, problem.decode(outcome.placement))
+
+
+def test_bounds_hold(reference: Reference, seed: int):
+    """On intervals of throughput: prices on limits and label searches never bound above the cheapest plan in them;
+    at a single throughput, a search that tracks every limit bounds by exactly the least money an hour.
+    """
+    rng = random.Random(seed)
+    points = [(len(stage_runs(placement)), p) for placement, found in reference.points.items() for p in found]
+    if not points:
+        return
+    stages = 0 if reference.goal.mode == "async" else rng.randint(1, len(reference.profile.layers))
+    cap = rng.choice(points)[1].usd_per_hour * 1.01
+    # (steady throughput, dollars an hour) of the plans that are looked for
+    plans = [
+        (point.throughput / reference.goal.fill(count), point.usd_per_hour)
+        for count, point in points
+        if point.usd_per_hour <= cap and (not stages or count <= stages)
+    ]
+    problem = problem_of(reference, replace(reference.goal, max_usd_per_hour=cap))
+    graph, everything = Graph(problem.tables), frozenset(range(problem.types + 1))
+    steady = sorted(point.throughput / reference.goal.fill(count) for count, point in points)
+    for _ in range(4):
+        low, high = sorted([rng.choice(steady) * rng.uniform(0.7, 1), rng.choice(steady) * rng.uniform(1, 1.5)])
+        least = min((rate / t for t, rate in plans if low <= t <= high), default=math.inf)
+        scale = 0.3 * rng.random() * min(1.0, least)
+        prices = np.array([rng.choice([0.0, scale * rng.random()]) for _ in everything])
+        interval = Interval(low, high, stages, graph, prices, tracked=everything)
+        assert interval.relax().bound <= least * (1 + CLOSE), (seed, interval)
+        assert interval.search(math.inf).bound <= least * (1 + CLOSE), (seed, interval)
+        assert interval.narrowed(least * 1.01).search(math.inf).bound <= least * (1 + CLOSE), (seed, interval)
+
+        exact = min((rate / low for t, rate in plans if t >= low * (1 - CLOSE / 10)), default=math.inf)
+        at_low = Interval(low, low, stages, graph, np.zeros(len(everything)), tracked=everything)
+        assert at_low.search(math.inf).bound == pytest.approx(exact, rel=CLOSE), (seed, low)
+
+
+@pytest.mark.parametrize("larger_seed", range(150))
+def test_exact_equals_brute_force_on_larger_problems(larger_seed: int):
+    """Up to 8 layers and 3 types: enough stages for limits to interact, few enough placements to score all of them."""
+    rng = random.Random(larger_seed)
+    profile, cluster = random_inputs(rng, layers=rng.randint(6, 8), types=3)
+    sync = rng.random() < 0.4
+    goal = Goal(min_throughput=0, mode="sync" if sync else "async", micro_batches=rng.randint(1, 8) if sync else None)
+    objective = ClosedForm(Problem(profile, cluster, goal))
+    anything = search(objective, BruteForce(objective, Settings()))
+    if anything.placement is None:
+        return
+    found = objective.provision(anything.placement)
+    assert found is not None
+    for factor in (1.0, 1.3, 1.7, 2.2):
+        problem = Problem(profile, cluster, replace(goal, min_throughput=found.throughput * factor))
+        objective = ClosedForm(problem)
+        expected, outcome = search(objective, BruteForce(objective, Settings())).value, run_exact(problem)
+        assert outcome.value == pytest.approx(expected, rel=OPTIMAL), factor
+        if outcome.placement is not None:
+            assert expected * (1 - OPTIMAL) <= outcome.proved <= expected * (1 + CLOSE), factor
 
 
 def test_the_random_problems_are_wide():

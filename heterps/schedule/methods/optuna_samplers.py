@@ -12,7 +12,7 @@ from heterps.schedule.objective import Objective, Scores
 from heterps.schedule.problem import Placements
 from heterps.schedule.search import Settings
 
-BAYESIAN_TRIALS, GENETIC_TRIALS = 300, 2000
+BAYESIAN_TRIALS, GENETIC_TRIALS = 200, 1000
 """Trials that take some seconds for 20 layers: a Bayesian trial costs more than a genetic one."""
 
 

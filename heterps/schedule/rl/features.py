@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from heterps.schedule.problem import Problem
 
-FEATURES = 24
+FEATURES = 25
 """Features of a layer on a type."""
 
 Float32s = NDArray[np.float32]
@@ -68,6 +68,7 @@ def features(problem: Problem) -> Float32s:
         _columns(np.log1p(inputs) / 10, types),
         _columns(np.log1p(state) / 20, types),
         np.full((layers, types), np.log(layers) / 3),
+        np.full((layers, types), 1.0 / problem.goal.micro_batches if problem.goal.micro_batches else 0.0),
     ]
     return np.stack(columns, axis=-1).transpose(1, 0, 2).astype(np.float32)
 

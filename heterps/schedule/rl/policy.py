@@ -8,6 +8,7 @@ placement is a walk of a Markov chain over the layers, whose probabilities, samp
 
 from __future__ import annotations
 
+import math
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ from heterps.schedule.problem import Placements
 from heterps.schedule.rl.features import FEATURES
 
 Cell = Literal["lstm", "rnn"]
-HIDDEN = 48
+HIDDEN = 64
 IMPOSSIBLE = -1e9
 """Log-probability of a type that cannot run a layer."""
 
@@ -67,6 +68,15 @@ class Policy(nn.Module):
         with resources.as_file(resources.files(__package__) / f"policy-{cell}.npz") as path, np.load(path) as weights:
             policy.load_state_dict({name: torch.from_numpy(weights[name]) for name in weights.files})
         return policy
+
+
+def explore(log_p: Tensor, share: float) -> Tensor:
+    """Log-probabilities mixed with a share of even odds over the types that can run the layer."""
+    if share == 0:
+        return log_p
+    possible = log_p > IMPOSSIBLE / 2
+    even = torch.where(possible, -possible.sum(-1, keepdim=True).log(), IMPOSSIBLE)
+    return torch.logaddexp(log_p + math.log1p(-share), even + math.log(share))
 
 
 def sample(log_p: NDArray[np.float32], count: int, rng: np.random.Generator) -> Placements:

@@ -55,6 +55,7 @@ def pretrain(
 
 
 def _train(cell: Cell, lessons: list[Lesson], *, epochs: int, seed: int, say: Callable[[str], None]) -> Policy:
+    torch.set_num_threads(1)  # the tensors are small: waking threads costs more than it gives
     torch.manual_seed(seed)
     policy = Policy(cell)
     steps = len(lessons) * epochs
@@ -84,7 +85,7 @@ def make_lesson(seed: int) -> Lesson:
     layers, types = int(rng.integers(3, 25)), int(rng.integers(2, 11))
     problems, optima, values = [], [], []
     for _ in range(BATCH):
-        limit = int(rng.choice([20, 100, 500]))
+        limit = int(rng.choice([20, 200, 500]))
         problem = random_problem(rng, layers=layers, types=types, max_limit=limit, sync=rng.random() < 0.15)
         objective = ClosedForm(problem)
         outcome = search(objective, Exact(objective, Settings(seconds=1.0)))

@@ -13,19 +13,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heterps.schedule.neighbours import neighbours
+from heterps.schedule.neighbours import segment_moves
 from heterps.schedule.objective import Objective, Scores
 from heterps.schedule.problem import Placements
 from heterps.schedule.rl.features import features
-from heterps.schedule.rl.policy import Cell, Policy, entropy, most_likely, sample, transitions
+from heterps.schedule.rl.policy import Cell, Policy, entropy, explore, most_likely, sample, transitions
 from heterps.schedule.search import Settings
 
 SAMPLES = 256
 """Placements drawn a round."""
 
-ROUNDS = 120
-PATIENCE = 30
+ALONE_SAMPLES = 2048
+"""Placements drawn where the pretrained policy is used as it is."""
+
+ROUNDS = 500
+PATIENCE = 150
 """Rounds without a better placement after which the search has converged."""
+
+EXPLORE = 0.05
+"""Share of the layers whose type is drawn evenly instead of by the network, so that no placement is out of reach."""
+
+MOVES = 2048
+"""Moves away from a new best placement that the next round scores beside its samples."""
 
 LEARNING_RATE = 2e-3
 ENTROPY_BONUS = 0.02
@@ -61,13 +70,14 @@ class Reinforce:
         if self._round > self._rounds or self._stalled > PATIENCE:
             return np.empty((0, self._problem.layers), dtype=np.int32)
         with _one_thread():
-            self._log_p = self._policy(self._features)[0]
+            self._log_p = explore(self._policy(self._features)[0], EXPLORE if self._rounds else 0.0)
         log_p = self._log_p.detach().numpy()
-        drawn = sample(log_p, SAMPLES, self._rng)
+        drawn = sample(log_p, SAMPLES if self._rounds else ALONE_SAMPLES, self._rng)
         self._samples = len(drawn)
         extra = most_likely(log_p)
         if self._best_placement is not None and self._stalled == 0:
-            extra = np.vstack([extra, neighbours(self._best_placement, self._problem.runnable)])
+            moves = segment_moves(self._best_placement, self._problem.runnable, most=MOVES, rng=self._rng)
+            extra = np.vstack([extra, moves])
         return np.vstack([drawn, extra])
 
     def feedback(self, placements: Placements, scores: Scores) -> None:

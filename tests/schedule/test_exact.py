@@ -1,0 +1,123 @@
+"""`exact` against brute force, at scale, and on goals beyond a throughput."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from heterps.errors import Infeasible, InvalidInput
+from heterps.schedule.goal import Goal
+from heterps.schedule.methods.brute_force import BruteForce
+from heterps.schedule.methods.exact import Exact
+from heterps.schedule.objective import ClosedForm
+from heterps.schedule.planner import make_plan
+from heterps.schedule.problem import Problem
+from heterps.schedule.random_problems import random_problem
+from heterps.schedule.search import Outcome, Settings, search
+
+
+def solve(problem: Problem) -> Outcome:
+    objective = ClosedForm(problem)
+    return search(objective, Exact(objective, Settings()))
+
+
+def brute(problem: Problem) -> Outcome:
+    objective = ClosedForm(problem)
+    return search(objective, BruteForce(objective, Settings()))
+
+
+def small_problem(seed: int) -> Problem:
+    rng = np.random.default_rng([seed, 3])
+    layers, types = [(int(rng.integers(1, 8)), 2), (int(rng.integers(1, 6)), 3)][seed % 2]
+    return random_problem(
+        rng, layers=layers, types=types, max_limit=int(rng.choice([4, 30, 500])), sync=rng.random() < 0.3
+    )
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_equals_brute_force(block: int) -> None:
+    for seed in range(30 * block, 30 * (block + 1)):
+        problem = small_problem(seed)
+        found, reference = solve(problem), brute(problem)
+        assert found.value == pytest.approx(reference.value, rel=1e-6), seed
+        assert found.proved <= reference.value * (1 + 1e-9), seed
+        assert found.proved >= found.value * (1 - 1e-6), seed
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_fastest_within_a_budget_equals_brute_force(seed: int) -> None:
+    problem = small_problem(seed)
+    cheapest = solve(problem).value
+    goal = Goal(
+        samples=1e6, budget_usd=cheapest * 1e6 * (1.0 + 0.1 * (seed % 7)), mode=problem.goal.mode,
+        micro_batches=problem.goal.micro_batches, max_usd_per_hour=500.0,
+    )  # fmt: skip
+    asked = problem.with_goal(goal)
+    found, reference = solve(asked), brute(asked)
+    assert found.value == pytest.approx(reference.value, rel=2e-6)
+    assert found.proved <= reference.value * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("layers", "types"), [(20, 64), (40, 16), (200, 8)])
+def test_proves_large_problems(layers: int, types: int) -> None:
+    """Proof within the gap; times belong to the benchmark."""
+    problem = random_problem(np.random.default_rng([layers, types]), layers=layers, types=types)
+    outcome = solve(problem)
+    assert outcome.proved >= outcome.value * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_infeasible_goals_name_a_reachable_throughput(seed: int) -> None:
+    problem = small_problem(seed)
+    fastest = Goal(samples=1.0, budget_usd=1e30, mode=problem.goal.mode, micro_batches=problem.goal.micro_batches)
+    best = solve(problem.with_goal(fastest)).value
+    if best == 0:
+        pytest.skip("nothing limits this one")
+    ask = dict(mode=problem.goal.mode, micro_batches=problem.goal.micro_batches)
+    with pytest.raises(Infeasible, match=r"highest reachable throughput is ([\d.e+-]+)") as caught:
+        make_plan(problem.with_goal(Goal(min_throughput=1.001 / best, **ask)))  # type: ignore[arg-type]
+    assert "What stops it" in str(caught.value)
+    reachable = float(str(caught.value).split("throughput is ")[1].split()[0])
+    assert reachable == pytest.approx(1 / best, rel=1e-3)
+    assert make_plan(problem.with_goal(Goal(min_throughput=reachable, **ask)))  # type: ignore[arg-type]
+
+
+def test_money_caps_and_unbounded_goals() -> None:
+    problem = random_problem(np.random.default_rng(12), layers=5, types=2)
+    plan = make_plan(problem)
+    cap = plan.predicted.usd_per_hour
+    goal = Goal(min_throughput=problem.goal.min_throughput, max_usd_per_hour=cap)
+    assert make_plan(problem.with_goal(goal)).predicted.usd_per_hour <= cap * (1 + 1e-9)
+    with pytest.raises(Infeasible, match="budget"):
+        make_plan(problem.with_goal(Goal(samples=1e6, budget_usd=1e-9)))
+
+
+def test_nothing_limits_the_throughput() -> None:
+    profile = {"format": "heterps.profile/1", "batch_size": 1, "layers": [
+        {"name": "a", "costs": {"cpu": {"compute_s": 0.5, "sync_s": 0.0}}},
+        {"name": "b", "costs": {"cpu": {"compute_s": 0.25, "sync_s": 0.0}, "gpu": {"compute_s": 0.01, "sync_s": 0.0}}},
+    ]}  # fmt: skip
+    types = {"cpu": {"device": "cpu", "price_per_hour": 1.0}, "gpu": {"device": "cuda", "price_per_hour": 7.7}}
+    from heterps.plan import Cluster, Profile
+
+    made = Profile.from_dict(profile), Cluster.from_dict({"types": types})
+    with pytest.raises(InvalidInput, match="nothing limits the throughput"):
+        make_plan(Problem(*made, Goal(samples=1e6, budget_usd=1e6)))
+    # Cheapest: the fractional cost is flat, so it is approached, never reached; the gap still closes.
+    plan = make_plan(Problem(*made, Goal(min_throughput=10.0)))
+    assert plan.search.optimal
+    assert plan.predicted.usd_per_million_samples == pytest.approx((0.5 + 0.077) / 3600 * 1e6, rel=1e-5)
+
+
+def test_round_numbers_are_not_rounded_up() -> None:
+    """0.4096 s for 4096 samples is 10,000 a second a unit, so 20,000 takes two units, not three."""
+    from heterps.plan import Cluster, Profile
+
+    profile = Profile.from_dict({"format": "heterps.profile/1", "batch_size": 4096, "layers": [
+        {"name": "a", "costs": {"cpu": {"compute_s": 0.4096, "sync_s": 0.0}}}]})  # fmt: skip
+    cluster = Cluster.from_dict({"types": {"cpu": {"device": "cpu", "price_per_hour": 1.0, "limit": 2}}})
+    plan = make_plan(Problem(profile, cluster, Goal(min_throughput=20000.0)))
+    assert [stage.units for stage in plan.stages] == [2]
+    assert math.isclose(plan.predicted.throughput, 20000.0)
