@@ -2,7 +2,7 @@
 # the environment is made on demand, and again when what it was made from has changed.
 
 PYTHON ?= python3
-THROUGHPUT ?= 200000
+THROUGHPUT ?= 500000
 
 VENV := .venv
 BIN := $(VENV)/bin

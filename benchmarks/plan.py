@@ -64,7 +64,11 @@ def learned_table(count: int) -> list[str]:
         layers, types = int(rng.integers(8, 21)), int(rng.integers(2, 9))
         problem = random_problem(rng, layers=layers, types=types)
         best = run(problem, "exact")
-        found = {"rl": run(problem, "rl"), "rl-rnn": run(problem, "rl-rnn"), "policy alone": run(problem, "rl", rounds=0)}
+        found = {
+            "rl": run(problem, "rl"),
+            "rl-rnn": run(problem, "rl-rnn"),
+            "policy alone": run(problem, "rl", rounds=0),
+        }
         found |= {name: run(problem, name) for name in RIVALS}
         singles = [run(problem, f"only:{name}") for name in problem.names]
         found["only:TYPE"] = min(singles, key=lambda outcome: outcome.value)

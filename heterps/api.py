@@ -15,7 +15,6 @@ from heterps.schedule.problem import Problem
 from heterps.schedule.search import Settings
 
 
-
 def load_problem(profile: Profile | str | Path, cluster: Cluster | str | Path, goal: Goal) -> Problem:
     """A problem from values, files or names of built-in ones (`ctrdnn`, …; `paper`)."""
     profile_source, cluster_source = _source(profile, "profile"), _source(cluster, "cluster")

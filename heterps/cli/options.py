@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 Profile = Annotated[str | None, typer.Argument(metavar="PROFILE", help="profile.json; or use --model.")]
 ClusterFile = Annotated[str | None, typer.Argument(metavar="CLUSTER", help="cluster.yaml; or use --cluster.")]
-Model = Annotated[str | None, typer.Option("--model", help="A built-in model in place of PROFILE: ctrdnn, matchnet, 2emb, nce.")]
-ClusterName = Annotated[str | None, typer.Option("--cluster", help="A built-in cluster (paper) or a file, in place of CLUSTER.")]
+Model = Annotated[
+    str | None, typer.Option("--model", help="A built-in model in place of PROFILE: ctrdnn, matchnet, 2emb, nce.")
+]
+ClusterName = Annotated[
+    str | None, typer.Option("--cluster", help="A built-in cluster (paper) or a file, in place of CLUSTER.")
+]
 MinThroughput = Annotated[float | None, typer.Option(help="Samples a second the plan must reach.")]
 Samples = Annotated[float | None, typer.Option(help="Samples of the whole job; with --deadline-hours or --budget-usd.")]
 DeadlineHours = Annotated[float | None, typer.Option(help="Hours in which the samples must be trained.")]

@@ -19,7 +19,9 @@ def plan(
     deadline_hours: o.DeadlineHours = None,
     budget_usd: o.BudgetUsd = None,
     max_usd_per_hour: o.MaxUsdPerHour = None,
-    method: Annotated[str, typer.Option(help="auto, exact, rl, rl-rnn, brute-force, bayesian, genetic, greedy, heuristic, only:TYPE.")] = "auto",
+    method: Annotated[
+        str, typer.Option(help="auto, exact, rl, rl-rnn, brute-force, bayesian, genetic, greedy, heuristic, only:TYPE.")
+    ] = "auto",
     mode: o.Mode = "async",
     micro_batches: o.MicroBatches = None,
     seed: o.Seed = 0,

@@ -67,7 +67,9 @@ def explanation_json(problem: Problem, plan: Plan) -> str:
 
 
 def _others(problem: Problem, plan: Plan) -> list[Alternative]:
-    return [other for other in [*alternatives(problem, plan), *single_types(problem)] if other.placement != plan.placement]
+    return [
+        other for other in [*alternatives(problem, plan), *single_types(problem)] if other.placement != plan.placement
+    ]
 
 
 def _provisionings(problem: Problem, plan: Plan) -> dict[str, Provisioning | None]:

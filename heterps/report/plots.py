@@ -21,7 +21,9 @@ def plot_comparison(result: Comparison, path: str) -> None:
     figure = _figure(height=1.2 + 0.35 * len(rows))
     axes = figure.subplots()
     costs = [row.plan.predicted.usd_per_million_samples for row in rows if row.plan]
-    bars = axes.barh([row.method for row in rows], costs, color=[ACCENT if row.method == "exact" else QUIET for row in rows])
+    bars = axes.barh(
+        [row.method for row in rows], costs, color=[ACCENT if row.method == "exact" else QUIET for row in rows]
+    )
     axes.bar_label(bars, [f" {cost:.5f}" for cost in costs], fontsize=8)
     if not result.fastest:
         axes.axvline(result.lower_bound, color="black", linewidth=1, linestyle="--")
@@ -60,4 +62,6 @@ def _save(figure: Figure, path: str) -> None:
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path}: the plot cannot be written ({error}); choose another path ending in .png") from None
+        raise InvalidInput(
+            f"{path}: the plot cannot be written ({error}); choose another path ending in .png"
+        ) from None

@@ -65,7 +65,8 @@ def totals(plan: Plan) -> str:
         hours = plan.inputs.samples / predicted.throughput / 3600
         money = plan.inputs.samples / MILLION * predicted.usd_per_million_samples
         text += f"; {plan.inputs.samples:,.0f} samples in {hours:.3g} h for {format_usd(money)}"
-    return f"{text}\n{proof(plan)} ({plan.method}, {search.evaluations:,} placements, {search.seconds:.2g} s; * sets the pace)"
+    how = f"{plan.method}, {search.evaluations:,} placements, {search.seconds:.2g} s; * sets the pace"
+    return f"{text}\n{proof(plan)} ({how})"
 
 
 def proof(plan: Plan) -> str:

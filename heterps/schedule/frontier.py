@@ -11,9 +11,9 @@ from heterps.errors import Infeasible
 from heterps.plan import Plan
 from heterps.schedule.goal import Goal
 from heterps.schedule.infeasible import NO_MONEY_LIMIT_USD
+from heterps.schedule.methods.exact import Exact
 from heterps.schedule.objective import ClosedForm
 from heterps.schedule.planner import make_plan
-from heterps.schedule.methods.exact import Exact
 from heterps.schedule.problem import Problem
 from heterps.schedule.search import Settings, search
 
@@ -44,7 +44,9 @@ def frontier(problem: Problem, *, points: int = 24, settings: Settings = Setting
         if at_least > top:
             return
         try:
-            plan = make_plan(problem.with_goal(replace(goal, min_throughput=at_least)), method="exact", settings=settings)
+            plan = make_plan(
+                problem.with_goal(replace(goal, min_throughput=at_least)), method="exact", settings=settings
+            )
         except Infeasible:
             return
         yield plan

@@ -32,7 +32,9 @@ class Goal:
     def __post_init__(self) -> None:
         for name in ("min_throughput", "samples", "deadline_hours", "budget_usd", "max_usd_per_hour"):
             value = getattr(self, name)
-            allowed = value is None or (math.isfinite(value) and (value > 0 or (value == 0 and name == "min_throughput")))
+            allowed = value is None or (
+                math.isfinite(value) and (value > 0 or (value == 0 and name == "min_throughput"))
+            )
             if not allowed:
                 raise InvalidInput(f"{_option(name)} is {value}; it must be a number above 0")
         stated = [self.min_throughput is not None, self.deadline_hours is not None, self.budget_usd is not None]

@@ -34,13 +34,16 @@ def explain_infeasible(problem: Problem) -> Infeasible:
     if goal.fastest:
         cheapest = replace(free, samples=None, budget_usd=None, min_throughput=0.0)
         found = _solve(problem.with_goal(cheapest)).value
-        assert goal.samples is not None and goal.budget_usd is not None
+        assert goal.samples is not None
+        assert goal.budget_usd is not None
         return Infeasible(
             f"no plan trains {goal.samples:,.0f} samples for {format_usd(goal.budget_usd)}: the cheapest one costs "
             f"{format_usd(found * goal.samples)} ({format_usd(found * MILLION)} a million samples); raise --budget-usd"
         )
     reachable = 1 / highest.value
-    close = "" if highest.proved >= highest.value * (1 - 1e-6) else f" (proved: at most {format_rate(1 / highest.proved)})"
+    close = (
+        "" if highest.proved >= highest.value * (1 - 1e-6) else f" (proved: at most {format_rate(1 / highest.proved)})"
+    )
     return Infeasible(
         f"no plan reaches {format_rate(goal.throughput_floor)}: the highest reachable throughput is "
         f"{_exactly(reachable)} samples/s{close}. {what_stops(problem, highest.placement, reachable)}"
@@ -74,7 +77,9 @@ def what_stops(problem: Problem, placement: NDArray[np.int32], throughput: float
         if limit is not None and count > limit:
             reasons.append(f"the limit of {limit} units of {name} (any more throughput needs {count:.0f})")
     if rate > problem.max_rate:
-        reasons.append(f"--max-usd-per-hour {problem.max_rate:g} (any more throughput costs {format_usd(rate)} an hour)")
+        reasons.append(
+            f"--max-usd-per-hour {problem.max_rate:g} (any more throughput costs {format_usd(rate)} an hour)"
+        )
     where = ", ".join(f"{_layers(problem, stage)} on {stage.type}" for stage in stages)
     stops = "; ".join(reasons) or "the limits together"
     return f"What stops it, with {where}: {stops}. Lower the goal or raise that limit."

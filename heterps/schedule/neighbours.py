@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +25,7 @@ def neighbours(placement: NDArray[np.int32], runnable: NDArray[np.bool_], *, shi
             later[cut : cut + shift] = placement[cut - 1]
             earlier[max(0, cut - shift) : cut] = placement[cut]
             found += [later, earlier]
-    for first, last in zip(cuts, cuts[1:], strict=False):
+    for first, last in itertools.pairwise(cuts):
         for kind in range(types):
             moved = placement.copy()
             moved[first:last] = kind

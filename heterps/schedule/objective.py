@@ -77,7 +77,9 @@ class ClosedForm:
         whole = tuple(int(k) for k in units[0] if k > 0)
         return Provisioning(whole, int(server[0]), float(throughput[0]), float(cost[0]) / SECONDS_PER_HOUR)
 
-    def _provision(self, placements: Placements, *, cutoff: float = np.inf) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    def _provision(
+        self, placements: Placements, *, cutoff: float = np.inf
+    ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         goal = self.problem.goal
         return self.problem.tables.provision(
             np.ascontiguousarray(placements, dtype=np.int32),

@@ -38,7 +38,7 @@ def prove(problem: Problem, *, settings: Settings = Settings(), on_progress: OnP
         raise explain_infeasible(problem)
     if outcome.value == 0:
         raise InvalidInput(
-            "nothing limits the throughput, so there is no fastest plan; give --max-usd-per-hour, or a limit for the types"
+            "nothing limits the throughput, so there is no fastest plan; give --max-usd-per-hour, or limits"
         )
     return Proof(outcome, outcome.proved)
 

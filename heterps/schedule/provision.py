@@ -1,8 +1,8 @@
 r"""Units for a fixed placement: the exact optimum, the paper's method, and static ratios as a baseline.
 
 The paper balances the stages: all take the same time x a sample, which fixes their units k(x) in closed form, and the
-cost x * sum price * k(x) is minimised over x. With k(x) = max(least, P/(x - S), DP/(x - DS)) each term is convex in x, so
-Newton's method on the derivative finds the minimum; then units are rounded up.
+cost x * sum price * k(x) is minimised over x. With k(x) = max(least, P/(x - S), DP/(x - DS)) each term is convex in x,
+so Newton's method on the derivative finds the minimum; then units are rounded up.
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ def _least_units(problem: Problem, stage: StageTime) -> float:
 
 
 def _units(stage: StageTime, seconds: float) -> float:
-    return max(
-        stage.parallel_s / (seconds - stage.serial_s), stage.sync_parallel_s / (seconds - stage.sync_serial_s)
-    )
+    return max(stage.parallel_s / (seconds - stage.serial_s), stage.sync_parallel_s / (seconds - stage.sync_serial_s))
 
 
 def _parse_ratio(ratio: str) -> tuple[int, int]:

@@ -12,8 +12,8 @@ import numpy as np
 
 from heterps.plan import Cluster, Profile
 from heterps.schedule.goal import Goal, Mode
-from heterps.schedule.objective import ClosedForm
 from heterps.schedule.methods.exact import Exact
+from heterps.schedule.objective import ClosedForm
 from heterps.schedule.problem import Problem
 from heterps.schedule.search import Outcome, Settings, search
 
@@ -50,7 +50,10 @@ def _highest(profile: Profile, cluster: Cluster) -> float:
 def _comfortable(rng: Rng, profile: Profile, cluster: Cluster) -> float:
     """A throughput for which the type that is cheapest for the whole chain needs some units."""
     cheapest_type = min(
-        (sum(layer.costs[name].compute_s for layer in profile.layers if name in layer.costs) * kind.price_per_hour, name)
+        (
+            sum(layer.costs[name].compute_s for layer in profile.layers if name in layer.costs) * kind.price_per_hour,
+            name,
+        )
         for name, kind in cluster.types.items()
     )[1]
     one_unit_s = sum(layer.costs[cheapest_type].compute_s for layer in profile.layers if cheapest_type in layer.costs)
@@ -89,7 +92,9 @@ def _profile_and_cluster(rng: Rng, layers: int, types: int, max_limit: int) -> t
                 "sync_s": 0.2 * (compute if sync_spread < 1 else work) * float(rng.lognormal(0, sync_spread)),
                 "alpha": 1 - serial * float(rng.random()),
                 "beta": 1 - serial * float(rng.random()),
-                "ps_s": work * _log_uniform(rng, 0.01, 0.5) if has_server and (serves_all or kind == "embedding") else 0.0,
+                "ps_s": work * _log_uniform(rng, 0.01, 0.5)
+                if has_server and (serves_all or kind == "embedding")
+                else 0.0,
             }
         for name in names[1:]:
             if rng.random() < 0.04:

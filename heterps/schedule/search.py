@@ -30,11 +30,15 @@ class Settings:
 class Method(Protocol):
     """A search method. It proposes until it returns an empty batch."""
 
-    proved: float
-    """Lower bound on the objective's value, proved so far; 0 where the method proves nothing."""
+    @property
+    def proved(self) -> float:
+        """Lower bound on the objective's value, proved so far; 0 where the method proves nothing."""
+        ...
 
-    cutoff: float
-    """Value above which scores need not be exact; infinite if the method learns from all of them."""
+    @property
+    def cutoff(self) -> float:
+        """Value above which scores need not be exact; infinite if the method learns from all of them."""
+        ...
 
     def propose(self) -> Placements:
         """The next placements to score, of shape [count, layers]; empty to stop."""
@@ -79,4 +83,6 @@ def search(objective: Objective, method: Method, on_progress: Callable[[Progress
         if on_progress is not None:
             on_progress(Progress(evaluations=evaluations, best=value))
     seconds = time.perf_counter() - began
-    return Outcome(placement=best, value=value, proved=min(method.proved, value), evaluations=evaluations, seconds=seconds)
+    return Outcome(
+        placement=best, value=value, proved=min(method.proved, value), evaluations=evaluations, seconds=seconds
+    )

@@ -75,7 +75,7 @@ def test_infeasible_goals_name_a_reachable_throughput(seed: int) -> None:
     best = solve(problem.with_goal(fastest)).value
     if best == 0:
         pytest.skip("nothing limits this one")
-    ask = dict(mode=problem.goal.mode, micro_batches=problem.goal.micro_batches)
+    ask = {"mode": problem.goal.mode, "micro_batches": problem.goal.micro_batches}
     with pytest.raises(Infeasible, match=r"highest reachable throughput is ([\d.e+-]+)") as caught:
         make_plan(problem.with_goal(Goal(min_throughput=1.001 / best, **ask)))  # type: ignore[arg-type]
     assert "What stops it" in str(caught.value)

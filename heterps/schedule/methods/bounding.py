@@ -107,7 +107,11 @@ def tighten(problem: Problem, interval: Interval, cutoff: Callable[[], float]) -
                 bounded = step
             else:
                 yield step
-    if bounded.bound < cutoff() and (not bounded.fits or bounded.path.own >= cutoff()) and not _splits_well(bounded, cutoff()):
+    if (
+        bounded.bound < cutoff()
+        and (not bounded.fits or bounded.path.own >= cutoff())
+        and not _splits_well(bounded, cutoff())
+    ):
         for step in _search_labels(problem, bounded, cutoff):
             if isinstance(step, Bounded):
                 bounded = step

@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from heterps._native import Graph
 from heterps.errors import InvalidInput
 from heterps.schedule.methods.bounding import Bounded, Interval, tighten
 from heterps.schedule.methods.reach import Unproved, within_reach
@@ -26,7 +27,6 @@ from heterps.schedule.neighbours import neighbours
 from heterps.schedule.objective import Objective, Scores
 from heterps.schedule.problem import Placements, Problem
 from heterps.schedule.search import Settings
-from heterps._native import Graph
 from heterps.units import SECONDS_PER_HOUR
 
 GAP = 5e-7
@@ -160,7 +160,7 @@ class Exact:
             if replace(whole, stages=0).relax().bound >= allowed * fill:
                 break  # not even with any number of stages; and more stages only fill the pipeline worse
             top = yield from self._highest(whole, fill)
-            if top == math.inf and allowed >= UNBOUNDED:
+            if self._best == 0 or (top == math.inf and allowed >= UNBOUNDED):
                 self._best = 0.0
                 return
             heap = [(-top, 0, replace(whole, high=top))] if top > start else []
@@ -189,7 +189,7 @@ class Exact:
         self.proved = min(1 / ceiling, self._best) if ceiling > 0 else self._best
 
     def _highest(self, interval: Interval, fill: float) -> Generator[Placements, None, float]:
-        """Bisects to the highest steady throughput that limits allow, whatever it costs; 0 if not even `low` is allowed.
+        """Bisects to the highest steady throughput that limits allow, whatever it costs; 0 if not even `low` is.
 
         What it yields is scored on the way. Throughputs of which nothing could be proved count as allowed.
         """
@@ -206,6 +206,8 @@ class Exact:
                 high = at
             else:
                 yield placement
+                if self._best == 0:
+                    return math.inf
                 low = allowed = max(at, min(high, NEXT_STEP / (self._best * fill)))
             if high <= max(low, allowed) * (1 + GAP / 4) or (allowed == 0.0 and high <= interval.low):
                 return max(allowed and high, doubtful)
@@ -220,9 +222,8 @@ def _split(interval: Interval, result: Bounded) -> tuple[Interval, Interval]:
         return replace(interval, high=2 * low), replace(interval, low=2 * low)
     at = result.path.reached if result.fits else 0.0
     share = math.log(at / low) / math.log(high / low) if low < at < high else 0.0
-    if not 0.02 < share < 0.98 and high > low * (1 + 1e-6):
-        at = math.sqrt(low * high)
-    elif not low < at < high:
+    narrow = high <= low * (1 + 1e-6)
+    if not (0.02 < share < 0.98 or (narrow and share > 0)):
         at = math.sqrt(low * high)
     return replace(interval, high=at), replace(interval, low=min(at * NEXT_STEP, high))
 

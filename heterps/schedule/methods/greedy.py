@@ -21,7 +21,7 @@ def greedy(objective: Objective, settings: Settings) -> Fixed:
 
 
 def _layer_costs(problem: Problem, layer: int, previous: int | None) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Dollars (up to a factor) of a sample of one layer on each type, given the type before; infinite if it cannot run."""
+    """Dollars (up to a factor) of a layer's sample on each type, given the type before; infinite if it cannot run."""
     compute = problem.serial[layer] + problem.parallel[layer]
     sync = problem.sync_serial[layer] + problem.sync_parallel[layer]
     if previous is not None:

@@ -22,7 +22,9 @@ class Sampled:
     proved = 0.0
     cutoff = math.inf
 
-    def __init__(self, objective: Objective, settings: Settings, sampler: optuna.samplers.BaseSampler, trials: int) -> None:
+    def __init__(
+        self, objective: Objective, settings: Settings, sampler: optuna.samplers.BaseSampler, trials: int
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(sampler=sampler)
         self._choices = [np.flatnonzero(row).tolist() for row in objective.problem.runnable]

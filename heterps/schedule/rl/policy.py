@@ -59,7 +59,7 @@ class Policy(nn.Module):
 
     def save(self, path: Path) -> None:
         """Writes the weights as an uncompressed NumPy archive."""
-        np.savez(path, **{name: value.detach().numpy() for name, value in self.state_dict().items()})  # type: ignore[arg-type]
+        np.savez(path, **{name: value.detach().numpy() for name, value in self.state_dict().items()})
 
     @classmethod
     def pretrained(cls, cell: Cell = "lstm") -> Policy:

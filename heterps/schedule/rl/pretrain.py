@@ -69,13 +69,14 @@ def _train(cell: Cell, lessons: list[Lesson], *, epochs: int, seed: int, say: Ca
         if step > steps * 2 // 3:
             loss = 0.5 * loss + _reinforce(log_p, lesson, rng)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
         if (step + 1) % 200 == 0:
-            say(f"{cell}, step {step + 1}/{steps}: loss {np.mean(losses[-200:]):.4f}, {time.perf_counter() - began:.0f} s")
+            seconds = time.perf_counter() - began
+            say(f"{cell}, step {step + 1}/{steps}: loss {np.mean(losses[-200:]):.4f}, {seconds:.0f} s")
     return policy
 
 

@@ -2,7 +2,8 @@
 
 Each round samples placements, scores them, and moves the policy towards those above a moving average of the rewards; an
 entropy bonus keeps it exploring. An infeasible placement earns less than any feasible one, the less the further it is
-from feasible, so that learning has a slope. Beside the samples a round scores the neighbours of a new best placement.
+from feasible, so that learning has a slope. Beside the samples a round scores moves away from a new best
+placement, and a few of the best placements so far are imitated, so that what such moves find is not forgotten.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ MOVES = 2048
 
 LEARNING_RATE = 2e-3
 ENTROPY_BONUS = 0.02
+ELITE, IMITATION = 8, 0.3
+"""Best placements so far that are imitated, and the weight of that against the samples' advantages."""
+
 BASELINE_DECAY = 0.9
 PENALTY = 1.0
 """What infeasibility costs in reward (the logarithm of the value), plus the logarithm of how far off it is."""
@@ -62,11 +66,13 @@ class Reinforce:
         self._worst = 0.0
         self._best = math.inf
         self._best_placement: NDArray[np.int32] | None = None
+        self._elite = np.empty((0, self._problem.layers), dtype=np.int32)
+        self._elite_values = np.empty(0)
         self._log_p: torch.Tensor | None = None
         self._samples = 0
 
     def propose(self) -> Placements:
-        """This round's samples; with them, at first, the policy's most likely placement, later a new best's neighbours."""
+        """This round's samples, the policy's most likely placement, and moves away from a new best."""
         if self._round > self._rounds or self._stalled > PATIENCE:
             return np.empty((0, self._problem.layers), dtype=np.int32)
         with _one_thread():
@@ -87,6 +93,7 @@ class Reinforce:
         if scores.value[first] < self._best * (1 - 1e-9):
             self._best, self._best_placement = float(scores.value[first]), placements[first].copy()
             self._stalled = 0
+        self._keep_elite(placements, scores)
         self._round += 1
         if self._round > self._rounds:
             return
@@ -96,6 +103,8 @@ class Reinforce:
         advantages = (rewards - self._baseline) / (rewards.std() + 1e-6)
         self._baseline = BASELINE_DECAY * self._baseline + (1 - BASELINE_DECAY) * mean
         steps = transitions(placements[: self._samples], advantages / self._samples, self._problem.types)
+        if count := len(self._elite):
+            steps += transitions(self._elite, np.full(count, IMITATION / count), self._problem.types)
         assert self._log_p is not None
         with _one_thread():
             loss = -(steps * self._log_p).sum() - ENTROPY_BONUS * self._problem.layers * entropy(self._log_p)
@@ -103,6 +112,16 @@ class Reinforce:
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self._policy.parameters(), 1.0)
             self._optimizer.step()
+
+    def _keep_elite(self, placements: Placements, scores: Scores) -> None:
+        pool = np.vstack([self._elite, placements])
+        values = np.concatenate([self._elite_values, scores.value])
+        order = np.argsort(values, kind="stable")[: 4 * ELITE]
+        chosen: dict[bytes, int] = {}
+        for i in order[np.isfinite(values[order])]:
+            chosen.setdefault(pool[i].tobytes(), int(i))
+        kept = list(chosen.values())[:ELITE]
+        self._elite, self._elite_values = pool[kept], values[kept]
 
     def _rewards(self, scores: Scores) -> NDArray[np.float64]:
         """Minus the logarithm of the value; infeasible placements stand below the worst feasible one seen."""
