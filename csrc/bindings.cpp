@@ -79,9 +79,9 @@ NB_MODULE(_native, m) {
            nb::arg("max_cost"), nb::arg("fastest"), nb::arg("micro_batches"), nb::arg("cutoff"));
 
   nb::class_<Multipliers>(m, "Multipliers")
-      .def("__init__", [](Multipliers* self, std::vector<double> type, double rate, double money) {
-             new (self) Multipliers{std::move(type), rate, money};
-           }, nb::kw_only(), nb::arg("type"), nb::arg("rate"), nb::arg("money"));
+      .def("__init__", [](Multipliers* self, std::vector<double> type, double rate, double money, double server_share) {
+             new (self) Multipliers{std::move(type), rate, money, server_share};
+           }, nb::kw_only(), nb::arg("type"), nb::arg("rate"), nb::arg("money"), nb::arg("server_share"));
 
   nb::class_<Path>(m, "Path")
       .def_ro("bound", &Path::bound)

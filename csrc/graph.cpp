@@ -30,6 +30,10 @@ Graph::Graph(const Tables& tables, std::vector<Stage> stages)
     : tables_(tables), stages_(std::move(stages)), begin_(tables.layers + 2, 0) {
   for (const Stage& stage : stages_) ++begin_[stage.first + 1];
   for (int i = 0; i <= tables.layers; ++i) begin_[i + 1] += begin_[i];
+  if (tables.server_type < 0) return;
+  std::vector<double> server;
+  for (const Stage& stage : stages_) server.push_back(stage.server);
+  least_server_ = costs_to_go(server, 0).at(0, 0).first;
 }
 
 double Graph::floor() const {
@@ -42,8 +46,12 @@ double Graph::floor() const {
   return seconds > 0 ? 1.0 / seconds : 1.0;
 }
 
-double Graph::credit(const Multipliers& multipliers) const {
+double Graph::credit(double low, double high, const Multipliers& multipliers) const {
   double total = 0;
+  if (least_server_ > 0 && least_server_ < kInf) {
+    const double units = std::max(1.0, whole_units(low * least_server_));
+    total -= multipliers.money * (1 - multipliers.server_share) * tables_.server_price() * units / high;
+  }
   for (int type = 0; type < tables_.types; ++type) {
     if (multipliers.type[type] > 0) total += multipliers.type[type] * tables_.limit[type];
   }
@@ -62,7 +70,7 @@ Graph::Weights Graph::weights(double low, double high, const Multipliers& multip
   const double server_priced =
       tables_.server_type < 0
           ? 0.0
-          : money * server_price + low * (multipliers.type[tables_.server_type] + multipliers.rate * server_price);
+          : money * multipliers.server_share * server_price + low * (multipliers.type[tables_.server_type] + multipliers.rate * server_price);
   for (std::size_t e = 0; e < stages_.size(); ++e) {
     const Stage& stage = stages_[e];
     const double units = stage.units(low);
@@ -107,7 +115,7 @@ Path Graph::relax(double low, double high, const Multipliers& multipliers, int m
   const Costs costs = costs_to_go(w.priced, max_stages);
   Path path;
   int level = costs.top();
-  path.bound = costs.at(level, 0).first - credit(multipliers);
+  path.bound = costs.at(level, 0).first - credit(low, high, multipliers);
   if (!(path.bound < kInf)) return path;
   std::vector<std::int32_t> chosen;
   int type = -1;
@@ -149,7 +157,7 @@ void Graph::follow(const std::vector<std::int32_t>& chosen, const Weights& w, Pa
 Graph Graph::narrow(double low, double high, const Multipliers& multipliers, double cutoff) const {
   const Weights w = weights(low, high, multipliers);
   const Costs after = costs_to_go(w.priced, 0);
-  const double allowed = cutoff + credit(multipliers);
+  const double allowed = cutoff + credit(low, high, multipliers);
   // Costs from the start, the mirror image of the costs to go; stages are ordered by `first`, so every stage that ends
   // at a position has been offered before one that starts there is read.
   std::vector<BestTwo> before(tables_.layers + 1);

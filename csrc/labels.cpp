@@ -69,7 +69,7 @@ Path Graph::search(double low, double high, const Multipliers& multipliers, int 
                    std::int64_t max_labels) const {
   const Weights w = weights(low, high, multipliers);
   const Costs costs = costs_to_go(w.priced, max_stages);
-  const double credited = credit(multipliers);
+  const double credited = credit(low, high, multipliers);
   const double server_price = tables_.server_price();
   const bool has_server = tables_.server_type >= 0;
 

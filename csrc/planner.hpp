@@ -86,6 +86,9 @@ struct Multipliers {
   std::vector<double> type;
   double rate = 0;
   double money = 1;
+  // The server's units are whole: charge this share of its price by the work, the rest for the fewest units there can
+  // be. Any share from 0 to 1 bounds from below; which is best depends on how much the rounding takes.
+  double server_share = 1;
 };
 
 struct Path {
@@ -126,12 +129,14 @@ class Graph {
   Graph(const Tables& tables, std::vector<Stage> stages);
   Weights weights(double low, double high, const Multipliers& multipliers) const;
   Costs costs_to_go(const std::vector<double>& weight, int max_stages) const;
-  double credit(const Multipliers& multipliers) const;   // what the multipliers give back: limit times price
+  // What a path's priced cost is lowered by: limits times their prices, less the server's units that are charged apart.
+  double credit(double low, double high, const Multipliers& multipliers) const;
   void follow(const std::vector<std::int32_t>& chosen, const Weights& weights, Path& path) const;
 
   Tables tables_;
   std::vector<Stage> stages_;             // ordered by first
   std::vector<std::int32_t> begin_;       // stages that start at i: begin_[i] .. begin_[i + 1]
+  double least_server_ = 0;               // least parameter-server work of any path
 };
 
 }  // namespace heterps

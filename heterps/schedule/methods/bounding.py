@@ -20,6 +20,9 @@ from heterps.schedule.problem import Floats, Placements, Problem
 FIRST_ASCENTS, ASCENTS = 80, 15
 """Subgradient steps of an interval whose limits have no prices yet, and of one that starts from its parent's."""
 
+SERVER_SHARES = (1.0, 0.7, 0.3, 0.0)
+"""Ways to charge the server that are tried: all by the work, or some for its fewest whole units."""
+
 SPLIT_SHARE = 0.35
 """An interval whose width makes up this share of the gap between bound and cutoff is split before labels are searched:
 that raises its bound for less."""
@@ -46,10 +49,17 @@ class Interval:
 
     money: float = 1.0
     """What money weighs: 1, or 0 where only the limits are at stake."""
+    server_share: float = 1.0
+    """Share of the server's price that is charged by the work; the rest is charged for its fewest whole units."""
 
     @property
     def _multipliers(self) -> Multipliers:
-        return Multipliers(type=self.prices[:-1].tolist(), rate=float(self.prices[-1]), money=self.money)
+        return Multipliers(
+            type=self.prices[:-1].tolist(),
+            rate=float(self.prices[-1]),
+            money=self.money,
+            server_share=self.server_share,
+        )
 
     def relax(self) -> Path:
         """The cheapest path with the limits priced in."""
@@ -99,6 +109,9 @@ def tighten(problem: Problem, interval: Interval, cutoff: Callable[[], float]) -
     if not math.isfinite(path.bound):
         yield Bounded(interval, math.inf, path, False)
         return
+    if problem.server_type >= 0 and math.isfinite(interval.high):
+        trials = [replace(interval, server_share=share) for share in SERVER_SHARES]
+        interval, path = max(((trial, trial.relax()) for trial in trials), key=lambda pair: pair[1].bound)
     yield path.placement
     bounded = Bounded(interval, path.bound, path, excess(problem, path).max() <= 0)
     if not bounded.fits and bounded.bound < cutoff():

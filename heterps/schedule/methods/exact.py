@@ -32,6 +32,9 @@ from heterps.units import SECONDS_PER_HOUR
 GAP = 5e-7
 """Relative gap at which an interval is closed: half of what a plan may have to be called optimal."""
 
+CLIMB = 2e-3
+"""Relative gain below which a climb from a better placement waits for the next interval."""
+
 NEXT_STEP = 1 + 2e-9
 """Where the next step of the staircase starts, relative to the end of one: just past the slack of unit counts."""
 
@@ -54,20 +57,18 @@ class Exact:
         self._steps = self._fastest() if self.problem.goal.fastest else self._cheapest()
 
     def propose(self) -> Placements:
-        """What an interval's bound suggests, or the neighbours of a new best; empty when all intervals are closed."""
-        if self._best_placement is not None and self._best_placement is not self._climbed:
-            self._climbed = self._best_placement
-            if len(batch := neighbours(self._climbed, self.problem.runnable)):
-                return batch
-        for placement in self._steps:
-            key = placement.tobytes()
+        """What an interval's bound suggests, or the neighbours of the best; empty when all intervals are closed."""
+        for step in self._steps:
+            if step.ndim == 2:
+                return step
+            key = step.tobytes()
             if key not in self._seen:
                 self._seen.add(key)
-                return placement[None, :]
+                return step[None, :]
         return np.empty((0, self.problem.layers), dtype=np.int32)
 
     def feedback(self, placements: Placements, scores: Scores) -> None:
-        """Keeps the best value, which closes intervals, and its placement, whose neighbours are tried next."""
+        """Keeps the best value, which closes intervals, and its placement, whose neighbours may be tried."""
         first = int(np.argmin(scores.value))
         if scores.value[first] < self._best:
             self._best, self._best_placement = float(scores.value[first]), placements[first].copy()
@@ -79,6 +80,19 @@ class Exact:
 
     def _cutoff(self) -> float:
         return self._best * SECONDS_PER_HOUR * (1 - GAP)
+
+    def _climb(self) -> Iterator[Placements]:
+        """Neighbours of the best placement, again from a better one while that gains `CLIMB` at least.
+
+        Where limits bind, cheapest paths break them, and good plans are found by such moves earlier than by bounds.
+        """
+        while self._best_placement is not None and self._best_placement is not self._climbed:
+            self._climbed, before = self._best_placement, self._best
+            batch = neighbours(self._climbed, self.problem.runnable)
+            if len(batch):
+                yield batch
+            if self._best > before * (1 - CLIMB):
+                return
 
     def _late(self) -> bool:
         return time.perf_counter() > self._deadline
@@ -136,6 +150,8 @@ class Exact:
                 else:
                     yield step
             assert result is not None
+            if not result.fits and result.bound < self._cutoff() * fill:
+                yield from self._climb()
             cutoff = self._cutoff()
             bound = max(bound, result.bound / fill)
             if bound >= cutoff or interval.high <= interval.low * NEXT_STEP:

@@ -24,15 +24,16 @@ from heterps.schedule.search import Settings
 SAMPLES = 256
 """Placements drawn a round."""
 
-ALONE_SAMPLES = 2048
+ALONE_SAMPLES = 8192
 """Placements drawn where the pretrained policy is used as it is."""
 
-ROUNDS = 500
-PATIENCE = 150
-"""Rounds without a better placement after which the search has converged."""
+ROUNDS = 1500
+PATIENCE = 120
+"""Rounds without a better placement after which a try has converged, and the next starts from the pretrained policy."""
 
-EXPLORE = 0.05
-"""Share of the layers whose type is drawn evenly instead of by the network, so that no placement is out of reach."""
+EXPLORE = (0.05, 0.15, 0.3)
+"""For each try, the share of layers whose type is drawn evenly instead of by the network: no placement is out of reach,
+and later tries look further away."""
 
 MOVES = 2048
 """Moves away from a new best placement that the next round scores beside its samples."""
@@ -57,26 +58,35 @@ class Reinforce:
         self._problem = objective.problem
         self._rng = np.random.default_rng(settings.seed)
         self._rounds = ROUNDS if settings.rounds is None else settings.rounds
-        self._policy = Policy.pretrained(cell)
+        self._cell: Cell = cell
         self._features = torch.from_numpy(features(self._problem)).unsqueeze(0)
-        self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=LEARNING_RATE)
         self._round = 0
+        self._try = 0
+        self._worst = 0.0
+        self._log_p: torch.Tensor | None = None
+        self._samples = 0
+        self._restart()
+
+    def _restart(self) -> None:
+        """Forgets what this try has learnt."""
+        self._policy = Policy.pretrained(self._cell)
+        self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=LEARNING_RATE)
         self._stalled = 0
         self._baseline: float | None = None
-        self._worst = 0.0
         self._best = math.inf
         self._best_placement: NDArray[np.int32] | None = None
         self._elite = np.empty((0, self._problem.layers), dtype=np.int32)
         self._elite_values = np.empty(0)
-        self._log_p: torch.Tensor | None = None
-        self._samples = 0
 
     def propose(self) -> Placements:
         """This round's samples, the policy's most likely placement, and moves away from a new best."""
-        if self._round > self._rounds or self._stalled > PATIENCE:
+        if self._stalled > PATIENCE:
+            self._try += 1
+            self._restart()
+        if self._round > self._rounds or self._try >= len(EXPLORE):
             return np.empty((0, self._problem.layers), dtype=np.int32)
         with _one_thread():
-            self._log_p = explore(self._policy(self._features)[0], EXPLORE if self._rounds else 0.0)
+            self._log_p = explore(self._policy(self._features)[0], EXPLORE[self._try])
         log_p = self._log_p.detach().numpy()
         drawn = sample(log_p, SAMPLES if self._rounds else ALONE_SAMPLES, self._rng)
         self._samples = len(drawn)
