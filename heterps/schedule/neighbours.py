@@ -56,3 +56,15 @@ def segment_moves(
     batch = np.where(inside, kinds[:, None], placement).astype(np.int32)
     keep = runnable[at, batch].all(axis=1) & (batch != placement).any(axis=1)
     return np.unique(batch[keep], axis=0) if keep.any() else batch[:0]
+
+
+def crossings(parents: Placements, runnable: NDArray[np.bool_], count: int, rng: np.random.Generator) -> Placements:
+    """At most `count` placements that begin as one parent and end as another; half of them with one run retyped too."""
+    layers, types = runnable.shape
+    one, other = parents[rng.integers(len(parents), size=(2, count))]
+    at = np.arange(layers)
+    batch = np.where(at < rng.integers(layers + 1, size=(count, 1)), one, other)
+    first, last = np.sort(rng.integers(layers, size=(2, count, 1)), axis=0)
+    retyped = (at >= first) & (at <= last) & (rng.random((count, 1)) < 0.5)
+    batch = np.where(retyped, rng.integers(types, size=(count, 1)), batch).astype(np.int32)
+    return np.ascontiguousarray(batch[runnable[at, batch].all(axis=1)])

@@ -3,7 +3,7 @@
 Each round samples placements, scores them, and moves the policy towards those above a moving average of the rewards; an
 entropy bonus keeps it exploring. An infeasible placement earns less than any feasible one, the less the further it is
 from feasible, so that learning has a slope. Beside the samples a round scores moves away from a new best
-placement, and a few of the best placements so far are imitated, so that what such moves find is not forgotten.
+placement, or else crossings of good ones, and the best are imitated, so that what these find is not forgotten.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heterps.schedule.neighbours import segment_moves
+from heterps.schedule.neighbours import crossings, segment_moves
 from heterps.schedule.objective import Objective, Scores
 from heterps.schedule.problem import Placements
+from heterps.schedule.rl.best import Best
 from heterps.schedule.rl.features import features
 from heterps.schedule.rl.policy import Cell, Policy, entropy, explore, most_likely, sample, transitions
 from heterps.schedule.search import Settings
@@ -28,20 +29,24 @@ ALONE_SAMPLES = 8192
 """Placements drawn where the pretrained policy is used as it is."""
 
 ROUNDS = 1500
-PATIENCE = 120
+PATIENCE = 100
 """Rounds without a better placement after which a try has converged, and the next starts from the pretrained policy."""
 
-EXPLORE = (0.05, 0.15, 0.3)
+EXPLORE = (0.05, 0.3, 0.15, 0.5, 0.1)
 """For each try, the share of layers whose type is drawn evenly instead of by the network: no placement is out of reach,
-and later tries look further away."""
+and tries differ in how far they look."""
 
 MOVES = 2048
 """Moves away from a new best placement that the next round scores beside its samples."""
 
-LEARNING_RATE = 2e-3
-ENTROPY_BONUS = 0.02
-ELITE, IMITATION = 8, 0.3
-"""Best placements so far that are imitated, and the weight of that against the samples' advantages."""
+LEARNING_RATE = 1e-3
+ENTROPY_BONUS = 0.05
+ELITE, NEAR = 32, 16
+"""Best placements of a try that are kept, and infeasible ones that come nearest: where limits are tight, good plans lie
+between them. Rounds without a new best score crossings of these beside the samples."""
+
+IMITATED, IMITATION = 8, 0.1
+"""How many of the best are imitated, and the weight of that against the samples' advantages."""
 
 BASELINE_DECAY = 0.9
 PENALTY = 1.0
@@ -75,8 +80,8 @@ class Reinforce:
         self._baseline: float | None = None
         self._best = math.inf
         self._best_placement: NDArray[np.int32] | None = None
-        self._elite = np.empty((0, self._problem.layers), dtype=np.int32)
-        self._elite_values = np.empty(0)
+        self._elite = Best(self._problem.layers, ELITE)
+        self._near = Best(self._problem.layers, NEAR)
 
     def propose(self) -> Placements:
         """This round's samples, the policy's most likely placement, and moves away from a new best."""
@@ -94,6 +99,8 @@ class Reinforce:
         if self._best_placement is not None and self._stalled == 0:
             moves = segment_moves(self._best_placement, self._problem.runnable, most=MOVES, rng=self._rng)
             extra = np.vstack([extra, moves])
+        elif len(parents := np.vstack([self._elite.placements, self._near.placements])):
+            extra = np.vstack([extra, crossings(parents, self._problem.runnable, SAMPLES, self._rng)])
         return np.vstack([drawn, extra])
 
     def feedback(self, placements: Placements, scores: Scores) -> None:
@@ -113,8 +120,8 @@ class Reinforce:
         advantages = (rewards - self._baseline) / (rewards.std() + 1e-6)
         self._baseline = BASELINE_DECAY * self._baseline + (1 - BASELINE_DECAY) * mean
         steps = transitions(placements[: self._samples], advantages / self._samples, self._problem.types)
-        if count := len(self._elite):
-            steps += transitions(self._elite, np.full(count, IMITATION / count), self._problem.types)
+        if len(imitated := self._elite.placements[:IMITATED]):
+            steps += transitions(imitated, np.full(len(imitated), IMITATION / len(imitated)), self._problem.types)
         assert self._log_p is not None
         with _one_thread():
             loss = -(steps * self._log_p).sum() - ENTROPY_BONUS * self._problem.layers * entropy(self._log_p)
@@ -124,14 +131,10 @@ class Reinforce:
             self._optimizer.step()
 
     def _keep_elite(self, placements: Placements, scores: Scores) -> None:
-        pool = np.vstack([self._elite, placements])
-        values = np.concatenate([self._elite_values, scores.value])
-        order = np.argsort(values, kind="stable")[: 4 * ELITE]
-        chosen: dict[bytes, int] = {}
-        for i in order[np.isfinite(values[order])]:
-            chosen.setdefault(pool[i].tobytes(), int(i))
-        kept = list(chosen.values())[:ELITE]
-        self._elite, self._elite_values = pool[kept], values[kept]
+        # Moves away from one placement are all alike: of each round's, the best alone joins.
+        joins = np.append(np.arange(self._samples), np.argmin(scores.value))
+        self._elite = self._elite.merged(placements[joins], scores.value[joins])
+        self._near = self._near.merged(placements, np.where(scores.violation > 0, scores.violation, np.inf))
 
     def _rewards(self, scores: Scores) -> NDArray[np.float64]:
         """Minus the logarithm of the value; infeasible placements stand below the worst feasible one seen."""
