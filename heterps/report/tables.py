@@ -108,21 +108,24 @@ def show_comparison(problem: Problem, result: Comparison) -> None:
     console = Console()
     goal = problem.goal
     floor = f", at least {format_rate(goal.throughput_floor)}" if goal.throughput_floor else ""
+    speed = "samples/s" if result.fastest else "$/M samples"
     made = table(
         f"{problem.profile.model}: {problem.layers} layers × {problem.types} types{floor}",
-        "method", "$/M samples", "gap", "samples/s", "seconds", "scored", "units, stage by stage",
+        "method", speed, "gap", "seconds", "scored", "units, stage by stage",
     )  # fmt: skip
     made.columns[-1].justify = "left"
     for row in sorted(result.rows, key=lambda row: row.gap if row.gap is not None else float("inf")):
         if row.plan is None:
-            made.add_row(row.method, "–", "–", "–", "–", "–", row.reason)
+            made.add_row(row.method, "–", "–", "–", "–", row.reason)
             continue
         assert row.gap is not None
         plan = row.plan
+        predicted = plan.predicted
         made.add_row(
-            row.method, f"{plan.predicted.usd_per_million_samples:.5f}",
-            "0" if row.gap <= 1e-6 else format_share(row.gap), f"{plan.predicted.throughput:,.0f}",
-            f"{plan.search.seconds:.2f}", f"{plan.search.evaluations:,}", stages_line(plan),
+            row.method,
+            f"{predicted.throughput:,.0f}" if result.fastest else f"{predicted.usd_per_million_samples:.5f}",
+            "0" if row.gap <= 1e-6 else format_share(row.gap), f"{plan.search.seconds:.2f}",
+            f"{plan.search.evaluations:,}", stages_line(plan),
         )  # fmt: skip
     console.print(made)
     if result.fastest:
@@ -130,7 +133,7 @@ def show_comparison(problem: Problem, result: Comparison) -> None:
     else:
         console.print(f"proved: no plan costs less than ${result.lower_bound:.5f} a million samples")
     if is_derived(problem):
-        console.print("layer costs are derived by a roofline, not measured; units after + serve parameters")
+        console.print("layer costs are derived by a roofline, not measured; units after + serve tables")
 
 
 def show_frontier(problem: Problem, plans: Sequence[Plan]) -> None:
