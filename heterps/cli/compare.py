@@ -19,7 +19,9 @@ def compare(
     deadline_hours: o.DeadlineHours = None,
     budget_usd: o.BudgetUsd = None,
     max_usd_per_hour: o.MaxUsdPerHour = None,
-    methods: Annotated[str | None, typer.Option(help="Comma-separated; all that suit the problem if left out.")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="Comma-separated, or given several times; all if left out.")
+    ] = None,
     mode: o.Mode = "async",
     micro_batches: o.MicroBatches = None,
     seed: o.Seed = 0,
@@ -35,9 +37,9 @@ def compare(
     from heterps.schedule.comparison import compare_methods
     from heterps.schedule.search import Settings
 
-    names = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else None
+    names = [name.strip() for given in methods or () for name in given.split(",") if name.strip()]
     with o.progress("comparing", quiet=json) as report:
-        result = compare_methods(problem, methods=names, settings=Settings(seed=seed), on_progress=report)
+        result = compare_methods(problem, methods=names or None, settings=Settings(seed=seed), on_progress=report)
     if plot is not None:
         from heterps.report.plots import plot_comparison
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from heterps.plan import Plan
 from heterps.report.tables import stage_table, table, totals
-from heterps.schedule.alternatives import Alternative, alternatives, single_types
+from heterps.schedule.alternatives import others
 from heterps.schedule.objective import Provisioning
 from heterps.schedule.planner import breakdown
 from heterps.schedule.problem import Problem
@@ -31,10 +31,10 @@ def show_explanation(problem: Problem, plan: Plan) -> None:
                       format_share(stage.idle))  # fmt: skip
     console.print(times)
     ours = plan.predicted.usd_per_million_samples
-    others = table("\nNext best alternatives", "change", "$/M samples", "against this plan")
-    for other in _others(problem, plan):
-        others.add_row(other.change, *_price(other.provisioning, ours))
-    console.print(others)
+    moves = table("\nNext best alternatives", "change", "$/M samples", "against this plan")
+    for other in others(problem, plan):
+        moves.add_row(other.change, *_price(other.provisioning, ours))
+    console.print(moves)
     units = table("\nUnits for this placement", "method", "units", "server", "$/M samples", "against this plan", left=2)
     for name, made in _provisionings(problem, plan).items():
         chosen = [" ".join(map(str, made.units)), str(made.server_units)] if made else ["–", "–"]
@@ -54,7 +54,7 @@ def explanation_json(problem: Problem, plan: Plan) -> str:
                     "placement": list(other.placement),
                     "usd_per_million_samples": other.provisioning and other.provisioning.usd_per_sample * MILLION,
                 }
-                for other in _others(problem, plan)
+                for other in others(problem, plan)
             ],
             "provisioning": {
                 name: made and {"units": list(made.units), "server_units": made.server_units,
@@ -64,12 +64,6 @@ def explanation_json(problem: Problem, plan: Plan) -> str:
         },
         indent=1,
     )  # fmt: skip
-
-
-def _others(problem: Problem, plan: Plan) -> list[Alternative]:
-    return [
-        other for other in [*alternatives(problem, plan), *single_types(problem)] if other.placement != plan.placement
-    ]
 
 
 def _provisionings(problem: Problem, plan: Plan) -> dict[str, Provisioning | None]:

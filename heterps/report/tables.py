@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from heterps.plan import Plan
-from heterps.schedule.alternatives import alternatives, single_types
+from heterps.schedule.alternatives import others
 from heterps.schedule.comparison import Comparison
 from heterps.schedule.planner import breakdown
 from heterps.schedule.problem import Problem
@@ -65,7 +65,7 @@ def totals(plan: Plan) -> str:
         hours = plan.inputs.samples / predicted.throughput / 3600
         money = plan.inputs.samples / MILLION * predicted.usd_per_million_samples
         text += f"; {plan.inputs.samples:,.0f} samples in {hours:.3g} h for {format_usd(money)}"
-    how = f"{plan.method}, {search.evaluations:,} placements, {search.seconds:.2g} s; * sets the pace"
+    how = f"{plan.method}, {search.evaluations:,} scored, {search.seconds:.2g} s; * sets the pace"
     return f"{text}\n{proof(plan)} ({how})"
 
 
@@ -91,9 +91,7 @@ def why(problem: Problem, plan: Plan) -> list[str]:
             "and a half-idle one costs as much as a busy one."
         )
     told = []
-    for other in [*single_types(problem), *alternatives(problem, plan, most=1)]:
-        if other.placement == plan.placement:
-            continue
+    for other in others(problem, plan, most=1):
         if other.provisioning is None:
             told.append(f"{other.change}: cannot meet the goal")
         else:

@@ -38,6 +38,15 @@ def alternatives(problem: Problem, plan: Plan, *, most: int = 5) -> list[Alterna
     return found
 
 
+def others(problem: Problem, plan: Plan, *, most: int = 5) -> list[Alternative]:
+    """Single types, then the cheapest `most` placements one move away; each placement once, the plan's own left out."""
+    distinct: dict[tuple[str, ...], Alternative] = {}
+    for other in [*single_types(problem), *alternatives(problem, plan, most=most)]:
+        distinct.setdefault(other.placement, other)
+    distinct.pop(plan.placement, None)
+    return list(distinct.values())
+
+
 def single_types(problem: Problem) -> list[Alternative]:
     """Everything on one type, for each type that can run every layer."""
     objective = ClosedForm(problem)
