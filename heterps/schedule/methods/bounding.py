@@ -17,13 +17,17 @@ import numpy as np
 from heterps._native import Graph, Multipliers, Path
 from heterps.schedule.problem import Floats, Placements, Problem
 
-FIRST_ASCENTS, ASCENTS = 80, 15
+FIRST_ASCENTS, ASCENTS = 300, 50
 """Subgradient steps of an interval whose limits have no prices yet, and of one that starts from its parent's."""
 
 SERVER_SHARES = (1.0, 0.7, 0.3, 0.0)
 """Ways to charge the server that are tried: all by the work, or some for its fewest whole units."""
 
-SPLIT_SHARE = 0.35
+FRESH, STALL, SHRINK = 0.7, 3, 0.5
+"""Weight of the newest slope in the running average; steps without a better bound after which the step length shrinks,
+and by how much."""
+
+SPLIT_SHARE = 0.2
 """An interval whose width makes up this share of the gap between bound and cutoff is split before labels are searched:
 that raises its bound for less."""
 
@@ -150,7 +154,7 @@ def _raise_prices(problem: Problem, start: Bounded, cutoff: Callable[[], float])
     scale, stalled = 1.0, 0
     for _ in range(ASCENTS if prices.any() else FIRST_ASCENTS):
         slope = excess(problem, path)
-        direction = 0.7 * slope + 0.3 * direction
+        direction = FRESH * slope + (1 - FRESH) * direction
         direction = np.where((prices <= 0) & (direction < 0) | np.isinf(limits), 0.0, direction)
         if best.bound >= cutoff() or not direction.any():
             break
@@ -164,8 +168,8 @@ def _raise_prices(problem: Problem, start: Bounded, cutoff: Callable[[], float])
         if path.bound > best.bound:
             best = Bounded(interval, path.bound, path, excess(problem, path).max() <= 0)
             stalled = 0
-        elif (stalled := stalled + 1) >= 3:
-            scale, stalled = 0.5 * scale, 0
+        elif (stalled := stalled + 1) >= STALL:
+            scale, stalled = SHRINK * scale, 0
             path, prices = best.path, best.interval.prices
             direction = np.zeros_like(prices)
     yield best
