@@ -98,6 +98,20 @@ NB_MODULE(_native, m) {
       .def(nb::init<const Tables&>(), nb::arg("tables"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("size", &Graph::size)
       .def("floor", &Graph::floor)
+      .def("stages", [](const Graph& self, double low, double high) {
+             std::vector<double> rows;
+             for (const Stage& s : self.stages()) {
+               const double units = s.units(low);
+               if (!(units < kInf)) continue;
+               const double spent = std::max(units / high, s.fractional(low));
+               for (const double value : {double(s.first), double(s.last), double(s.type), units, spent, s.seconds(units),
+                                          s.server}) {
+                 rows.push_back(value);
+               }
+             }
+             const std::size_t columns = 7, count = rows.size() / columns;
+             return array(std::move(rows), {count, columns});
+           }, nb::arg("low"), nb::arg("high"))
       .def("relax", [](const Graph& self, double low, double high, const Multipliers& multipliers, int stages) {
              Path path;
              {

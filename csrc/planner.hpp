@@ -119,6 +119,7 @@ class Graph {
   Path search(double low, double high, const Multipliers& multipliers, int max_stages,
               const std::vector<std::int32_t>& tracked, bool track_rate, double cutoff, std::int64_t max_labels) const;
 
+  const std::vector<Stage>& stages() const { return stages_; }
   std::size_t size() const { return stages_.size(); }
   // Smallest throughput any plan with the least units has: below it nothing changes.
   double floor() const;

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from heterps.errors import Infeasible, InvalidInput
 from heterps.schedule.goal import Goal
+from heterps.schedule.methods import bounding
 from heterps.schedule.methods.brute_force import BruteForce
 from heterps.schedule.methods.exact import Exact
 from heterps.schedule.objective import ClosedForm
@@ -44,6 +46,25 @@ def test_equals_brute_force(block: int) -> None:
         assert found.value == pytest.approx(reference.value, rel=1e-6), seed
         assert found.proved <= reference.value * (1 + 1e-9), seed
         assert found.proved >= found.value * (1 - 1e-6), seed
+
+
+def test_equals_brute_force_where_the_integer_program_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = bounding.solve
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(options["cutoff"])
+        return original(*args, **options)
+
+    monkeypatch.setattr(bounding, "LABELS", 1)
+    monkeypatch.setattr(bounding, "solve", counted)
+    for seed in range(120):
+        problem = small_problem(seed)
+        found, reference = solve(problem), brute(problem)
+        assert found.value == pytest.approx(reference.value, rel=1e-6), seed
+        assert found.proved <= reference.value * (1 + 1e-9), seed
+        assert found.proved >= found.value * (1 - 1e-6), seed
+    assert len(calls) > 20
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -3,7 +3,8 @@
 At a throughput the fewest units of every stage follow in closed form, so the cheapest placement is a shortest path.
 Limits couple the stages. They are first priced (Lagrange multipliers, raised by subgradient steps), which keeps the
 shortest path and still bounds from below; what gap remains is closed by a best-first search over partial paths that
-tracks the uses of exactly those types whose limits the cheapest path broke.
+tracks the uses of exactly those types whose limits the cheapest path broke, or, where that grows too large, by an
+integer program.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from heterps._native import Graph, Multipliers, Path
+from heterps.schedule.methods.program import solve
 from heterps.schedule.problem import Floats, Placements, Problem
 
 FIRST_ASCENTS, ASCENTS = 300, 50
@@ -31,9 +33,12 @@ SPLIT_SHARE = 0.2
 """An interval whose width makes up this share of the gap between bound and cutoff is split before labels are searched:
 that raises its bound for less."""
 
-FIRST_LABELS, MAX_LABELS = 2_000, 1_000_000
-"""Partial paths a label search may hold (at the most some 100 MB). Past the number the bound is what was proved until
-then; the interval is split, and its parts may hold twice as many."""
+LABELS = 16_000
+"""Partial paths a label search may hold, a hundredth of a second's work. Past it the bound is what was proved until
+then, and the integer program takes over."""
+
+PROGRAM_SECONDS = 2.0
+"""What one integer program may take; they take a tenth of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +53,6 @@ class Interval:
     """Multiplier of each type's limit (dollars an hour a unit for each unit of throughput), then that of the money."""
     tracked: frozenset[int] = frozenset()
     """Types, or the number of types for the money, whose use the label search tracks."""
-    labels: int = FIRST_LABELS
-    """Partial paths the label search may hold."""
-
     money: float = 1.0
     """What money weighs: 1, or 0 where only the limits are at stake."""
     server_share: float = 1.0
@@ -75,7 +77,7 @@ class Interval:
         return self.graph.search(
             self.low, self.high, multipliers=self._multipliers, max_stages=self.stages,
             tracked=sorted(self.tracked - {types}), track_rate=types in self.tracked, cutoff=cutoff,
-            max_labels=self.labels,
+            max_labels=LABELS,
         )  # fmt: skip
 
     def narrowed(self, cutoff: float) -> Interval:
@@ -94,6 +96,10 @@ class Bounded:
     path: Path
     fits: bool
     """True if the path keeps every limit."""
+    reached: float
+    """Throughput of the cheapest path that keeps every limit, which costs the same up to there; 0 if there is none."""
+    solved: bool = False
+    """True if an integer program found that path."""
 
 
 def excess(problem: Problem, path: Path) -> Floats:
@@ -111,13 +117,13 @@ def tighten(problem: Problem, interval: Interval, cutoff: Callable[[], float]) -
     """
     path = interval.relax()
     if not math.isfinite(path.bound):
-        yield Bounded(interval, math.inf, path, False)
+        yield Bounded(interval, math.inf, path, False, 0.0)
         return
     if problem.server_type >= 0 and math.isfinite(interval.high):
         trials = [replace(interval, server_share=share) for share in SERVER_SHARES]
         interval, path = max(((trial, trial.relax()) for trial in trials), key=lambda pair: pair[1].bound)
     yield path.placement
-    bounded = Bounded(interval, path.bound, path, excess(problem, path).max() <= 0)
+    bounded = _bounded(problem, interval, path)
     if not bounded.fits and bounded.bound < cutoff():
         for step in _raise_prices(problem, bounded, cutoff):
             if isinstance(step, Bounded):
@@ -135,6 +141,11 @@ def tighten(problem: Problem, interval: Interval, cutoff: Callable[[], float]) -
             else:
                 yield step
     yield bounded
+
+
+def _bounded(problem: Problem, interval: Interval, path: Path) -> Bounded:
+    fits = bool(excess(problem, path).max() <= 0)
+    return Bounded(interval, path.bound, path, fits, path.reached if fits else 0.0)
 
 
 def _splits_well(bounded: Bounded, cutoff: float) -> bool:
@@ -166,7 +177,7 @@ def _raise_prices(problem: Problem, start: Bounded, cutoff: Callable[[], float])
         path = interval.relax()
         yield path.placement
         if path.bound > best.bound:
-            best = Bounded(interval, path.bound, path, excess(problem, path).max() <= 0)
+            best = _bounded(problem, interval, path)
             stalled = 0
         elif (stalled := stalled + 1) >= STALL:
             scale, stalled = SHRINK * scale, 0
@@ -176,21 +187,29 @@ def _raise_prices(problem: Problem, start: Bounded, cutoff: Callable[[], float])
 
 
 def _search_labels(problem: Problem, start: Bounded, cutoff: Callable[[], float]) -> Iterator[Placements | Bounded]:
-    """Label searches that track ever more limits, until the cheapest path keeps all of them."""
+    """Label searches that track ever more limits, until the cheapest path keeps all; past `LABELS`, a program."""
     interval, bound, path = start.interval.narrowed(cutoff()), start.bound, start.path
-    fits = start.fits
+    fits, reached, solved = start.fits, start.reached, False
     while bound < cutoff():
         broken = set(np.flatnonzero(excess(problem, path) > 0).tolist())
         interval = replace(interval, tracked=interval.tracked | broken)
         found = interval.search(cutoff())
         bound = max(bound, found.bound)
-        if not found.complete:
-            interval = replace(interval, labels=min(2 * interval.labels, MAX_LABELS))
+        if not found.complete and math.isfinite(cutoff()) and math.isfinite(interval.high):
+            answer = solve(
+                problem, interval.graph, interval.low, interval.high, max_stages=interval.stages, cutoff=cutoff(),
+                seconds=PROGRAM_SECONDS,
+            )  # fmt: skip
+            bound, reached, solved = max(bound, answer.bound), answer.reached, answer.placement is not None
+            if answer.placement is not None:
+                yield answer.placement
+            break
         if not len(found.placement):
             break
         path = found
         yield path.placement
         fits = excess(problem, path).max() <= 0
         if fits:
+            reached = path.reached
             break
-    yield Bounded(interval, bound, path, fits)
+    yield Bounded(interval, bound, path, fits, reached, solved)

@@ -236,9 +236,9 @@ def _split(interval: Interval, result: Bounded) -> tuple[Interval, Interval]:
     low, high = interval.low, interval.high
     if math.isinf(high):
         return replace(interval, high=2 * low), replace(interval, low=2 * low)
-    at = result.path.reached if result.fits else 0.0
+    at = result.reached
     share = math.log(at / low) / math.log(high / low) if low < at < high else 0.0
-    narrow = high <= low * (1 + 1e-6)
+    narrow = high <= low * (1 + (1e-4 if result.solved else 1e-6))
     if not (0.02 < share < 0.98 or (narrow and share > 0)):
         at = math.sqrt(low * high)
     return replace(interval, high=at), replace(interval, low=min(at * NEXT_STEP, high))

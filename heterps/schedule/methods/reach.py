@@ -3,7 +3,7 @@
 A throughput fixes every stage's units, so it is within reach if some path over the stages keeps all limits. Weigh the
 limits by shares that sum to one: if the path that uses least of this mixture uses more than all of it, no path keeps
 every limit. The shares follow the limits that paths break (multiplicative weights); where no mixture decides, the label
-search does.
+search does, and past its limit an integer program.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps.schedule.methods.bounding import Interval, excess
+from heterps.schedule.methods.program import solve
 from heterps.schedule.problem import Problem
 
 ROUNDS = 60
 """Mixtures tried before labels are searched."""
 
-MAX_LABELS = 20_000
-"""Partial paths one search may hold: a tenth of a second. Many tight limits at once can need any number."""
+SECONDS = 1.0
+"""What an integer program may take where labels do not decide."""
 
 CLEAR = 1e-7
 """How far a mixture must be exceeded to count: well above rounding."""
 
 
 class Unproved(Exception):
-    """The label search gave up, so that neither a path nor its absence is proved."""
+    """The search gave up, so that neither a path nor its absence is proved."""
 
 
 def within_reach(problem: Problem, interval: Interval) -> NDArray[np.int32] | None:
@@ -55,12 +56,22 @@ def within_reach(problem: Problem, interval: Interval) -> NDArray[np.int32] | No
         shares = np.where(finite, shares * np.exp(np.clip(over, -1, 3) / (1 + 0.1 * step)), 0.0)
         shares = np.maximum(shares / shares.sum(), np.where(finite, 1e-6, 0.0))
     while True:
-        path = replace(best, tracked=frozenset(tracked), labels=MAX_LABELS).search(CLEAR)
+        path = replace(best, tracked=frozenset(tracked)).search(CLEAR)
         if not path.complete:
-            raise Unproved
+            return _by_program(problem, best.narrowed(CLEAR))
         if not len(path.placement):
             return None
         over = excess(problem, path)
         if over.max() <= 0:
             return path.placement
         tracked |= set(np.flatnonzero(over > 0).tolist())
+
+
+def _by_program(problem: Problem, interval: Interval) -> NDArray[np.int32] | None:
+    answer = solve(
+        problem, interval.graph, interval.low, interval.low,
+        max_stages=interval.stages, cutoff=math.inf, seconds=SECONDS,
+    )  # fmt: skip
+    if answer.placement is None and math.isfinite(answer.bound):
+        raise Unproved
+    return answer.placement
