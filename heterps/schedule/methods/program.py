@@ -90,15 +90,16 @@ def solve(
         if result.x is None or bound >= cutoff:
             break
         chosen = np.flatnonzero(result.x[: len(stages)] > 0.5)
-        work, whole = float(server[chosen].sum()), round(result.x[-1])
-        if program.served and work * low > whole * (1 + SLACK):
-            # Within HiGHS' tolerance, but past ours: these stages need one more unit of the server.
-            among = np.isin(np.arange(len(stages)), chosen).astype(float)
-            program.add(None, among, -np.inf, len(chosen) - 1.0 - whole, whole=-1.0)
-            continue
         placement = np.zeros(problem.layers, dtype=np.int32)
         for e in chosen:
             placement[first[e] : last[e]] = kind[e]
+        work, whole = float(server[chosen].sum()), round(result.x[-1])
+        if program.served and work * low > whole * (1 + SLACK):
+            # Within HiGHS' tolerance, but past ours: layers that cause so much work need one more unit of the server.
+            causes = (np.arange(problem.types) == placement[:, None]) & (problem.server > 0)
+            before = np.vstack([np.zeros(problem.types), causes.cumsum(axis=0)])
+            program.add(None, before[last, kind] - before[first, kind], -np.inf, causes.sum() - 1.0 - whole, whole=-1.0)
+            continue
         waits = work / whole if work > 0 else 0.0
         return Solved(bound, placement, 1.0 / max(float(took[chosen].max()), waits))
     return Solved(bound)
