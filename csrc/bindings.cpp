@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "planner.hpp"
+#include "store/bindings.hpp"
 
 namespace nb = nanobind;
 using namespace heterps;
@@ -65,6 +66,8 @@ nb::tuple provision_all(const Tables& tables, Placements placements, double min_
 }  // namespace
 
 NB_MODULE(_native, m) {
+  bind_store(m);
+
   nb::class_<Tables>(m, "Tables")
       .def("__init__", [](Tables* self, int layers, int types, Table serial, Table parallel, Table sync_serial,
                           Table sync_parallel, Table server, Table cut, Table replicated, Table sharded, Table memory,

@@ -31,16 +31,16 @@ struct BestTwo {
 struct Graph::Weights {
   double low, high;
   double server_price;         // dollars an hour a unit of the server, times what money weighs
-  std::vector<double> units;   // fewest units at `low`
-  std::vector<double> own;     // the stage's own cost, multipliers and server apart
-  std::vector<double> priced;  // own + server + multipliers
+  std::vector<double> units{};   // fewest units at `low`
+  std::vector<double> own{};     // the stage's own cost, multipliers and server apart
+  std::vector<double> priced{};  // own + server + multipliers
 };
 
 // Cheapest cost from each position to the end, by level: with at most `level` more stages if bounded, else one level.
 struct Graph::Costs {
   int positions = 0, levels = 1;
   bool bounded = false;
-  std::vector<BestTwo> best;
+  std::vector<BestTwo> best{};
 
   int top() const { return bounded ? levels : 0; }
   BestTwo& at(int level, int position) { return best[static_cast<std::size_t>(level) * positions + position]; }

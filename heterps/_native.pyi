@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -79,3 +81,63 @@ class Graph:
         cutoff: float,
         max_labels: int,
     ) -> Path: ...
+
+Ids = Any
+Rows = Any
+Words = NDArray[np.uint32]
+Int64s = NDArray[np.int64]
+Float32s = NDArray[np.float32]
+
+class SparseTable:
+    """The store's table. `seconds` is the table's clock; arrays are read and written in place, NumPy or torch."""
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        state_floats: int,
+        optimizer: str,
+        numbers: list[float],
+        seed: int,
+        name: str,
+        init_scale: float,
+        admit_after: int,
+        expire_steps: int,
+        expire_seconds: int,
+        tracks: bool,
+        threads: int,
+    ) -> None: ...
+    def pull(self, ids: Ids, out: Rows, create: bool, seconds: int) -> None: ...
+    def push(self, ids: Ids, grads: Rows, seconds: int) -> None: ...
+    def bag(self, ids: Ids, offsets: Ids, mean: bool, out: Rows, create: bool, seconds: int) -> None: ...
+    def push_bag(self, ids: Ids, offsets: Ids, mean: bool, grads: Rows, seconds: int) -> None: ...
+    def set_lr(self, lr: float) -> None: ...
+    def counts(self, ids: Ids, seconds: int) -> Int64s: ...
+    def shrink(self, min_count: int, unseen_steps: int, unseen_seconds: int, seconds: int) -> int: ...
+    def stats(self) -> tuple[int, int, int, int, int, int, int]:
+        """Rows, bytes, candidates, hits, creations, expired, steps."""
+    def begin_save(self, delta: bool) -> tuple[int, Int64s, Int64s, Words]:
+        """Steps, ids removed since the last snapshot, ids of candidates and their lives."""
+    def save_some(self, most: int) -> tuple[Int64s, Float32s, Float32s, Words]:
+        """About so many rows of the moment saving began: ids, weights, state, lives. No ids: the end."""
+    def end_save(self, succeeded: bool) -> None: ...
+    def begin_load(self, clear: bool, steps: int) -> None: ...
+    def insert(self, ids: Int64s, weights: Float32s, state: Float32s, life: Words) -> None: ...
+    def insert_candidates(self, ids: Int64s, life: Words) -> None: ...
+    def remove(self, ids: Int64s) -> None: ...
+    def end_load(self) -> None: ...
+
+def distinct(ids: Int64s) -> tuple[Int64s, Words]:
+    """The distinct ids as they first occur, and for each id the number of its distinct one."""
+
+def gather(rows: Float32s, number: Words, out: Float32s) -> None:
+    """out[i] = rows[number[i]]."""
+
+def scatter_add(grads: Float32s, number: Words, sums: Float32s) -> None:
+    """sums[n] = the sum of grads[i] over number[i] == n, for numbers of `distinct`."""
+
+def flat_pull(rows: Float32s, slot: Words, out: Float32s) -> None:
+    """The least a pull must do, for comparison: rows of known slots."""
+
+def flat_push(rows: Float32s, state: Float32s, slot: Words, grads: Float32s, lr: float) -> None:
+    """The least a push must do, for comparison: row-wise Adagrad on rows of known, distinct slots."""

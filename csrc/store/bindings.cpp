@@ -1,0 +1,244 @@
+// What Python sees of the store; see heterps/_native.pyi for the types.
+#include "bindings.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <limits>
+#include <stdexcept>
+
+#include "hash.hpp"
+#include "table.hpp"
+
+namespace nb = nanobind;
+using namespace heterps::store;
+
+namespace {
+
+using Ids = nb::ndarray<const std::int64_t, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using FloatsOut = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const std::uint32_t, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+nb::ndarray<nb::numpy, T> array(std::vector<T> values, std::vector<std::size_t> shape) {
+  auto owned = std::make_unique<std::vector<T>>(std::move(values));
+  T* data = owned->data();
+  nb::capsule owner(owned.release(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), owner);
+}
+
+void same(std::size_t given, std::size_t wanted, const char* what) {
+  if (given != wanted) throw std::invalid_argument(std::string(what) + " of another size than the ids ask for");
+}
+
+Kind kind_of(const std::string& name) {
+  static const char* const kNames[] = {"sgd", "momentum", "adagrad", "rowwise-adagrad", "adam", "ftrl"};
+  for (int i = 0; i < 6; ++i) {
+    if (name == kNames[i]) return static_cast<Kind>(i);
+  }
+  throw std::invalid_argument("no such optimizer: " + name);
+}
+
+std::vector<std::uint32_t> flat_life(const std::vector<Life>& life) {
+  std::vector<std::uint32_t> out;
+  out.reserve(life.size() * 3);
+  for (const Life& l : life) out.insert(out.end(), {l.count, l.seen_step, l.seen_seconds});
+  return out;
+}
+
+std::vector<Life> lives(const Words& words) {
+  std::vector<Life> out(words.size() / 3);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = {words.data()[3 * i], words.data()[3 * i + 1], words.data()[3 * i + 2]};
+  }
+  return out;
+}
+
+// Offsets ascend from 0 to at most the number of ids.
+void check_offsets(const Ids& ids, const Ids& offsets) {
+  std::int64_t last = 0;
+  for (std::size_t b = 0; b < offsets.size(); ++b) {
+    const std::int64_t at = offsets.data()[b];
+    if (at < last || at > static_cast<std::int64_t>(ids.size()) || (b == 0 && at != 0)) {
+      throw std::invalid_argument("offsets start at 0, ascend and end at the number of ids");
+    }
+    last = at;
+  }
+  if (offsets.size() == 0 && ids.size() > 0) throw std::invalid_argument("ids without a bag: offsets are empty");
+}
+
+struct Bound {   // a table and the widths that its arguments are checked against
+  Bound(const Config& config, int threads) : dim(config.dim), state(config.state_floats), table(config, threads) {}
+  std::size_t dim, state;
+  Table table;
+};
+
+nb::tuple chunk_arrays(Chunk chunk, std::size_t dim, std::size_t state) {
+  const std::size_t rows = chunk.ids.size();
+  auto life = flat_life(chunk.life);
+  const std::size_t lived = life.size() / 3;
+  return nb::make_tuple(array(std::move(chunk.ids), {rows}), array(std::move(chunk.weights), {rows, dim}),
+                        array(std::move(chunk.state), {rows, state}), array(std::move(life), {lived, 3}));
+}
+
+}  // namespace
+
+void bind_store(nb::module_& m) {
+  nb::class_<Bound>(m, "SparseTable")
+      .def("__init__", [](Bound* self, int dim, int state_floats, const std::string& optimizer,
+                          const std::vector<float>& numbers, std::uint64_t seed, const std::string& name,
+                          float init_scale, std::uint32_t admit_after, std::uint32_t expire_steps,
+                          std::uint32_t expire_seconds, bool tracks, int threads) {
+             if (numbers.size() != 12) throw std::invalid_argument("an optimizer has twelve numbers");
+             const float* n = numbers.data();
+             const Rule rule{kind_of(optimizer), n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11]};
+             new (self) Bound({dim, state_floats, rule, init_key(seed, name), init_scale, admit_after, expire_steps,
+                               expire_seconds, tracks}, threads);
+           }, nb::kw_only(), nb::arg("dim"), nb::arg("state_floats"), nb::arg("optimizer"), nb::arg("numbers"),
+           nb::arg("seed"), nb::arg("name"), nb::arg("init_scale"), nb::arg("admit_after"), nb::arg("expire_steps"),
+           nb::arg("expire_seconds"), nb::arg("tracks"), nb::arg("threads"))
+      .def("pull", [](Bound& self, Ids ids, FloatsOut out, bool create, std::uint32_t seconds) {
+             same(out.size(), ids.size() * self.dim, "rows");
+             nb::gil_scoped_release unlocked;
+             self.table.pull(ids.data(), ids.size(), out.data(), create, seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("out").noconvert(), nb::arg("create"), nb::arg("seconds"))
+      .def("push", [](Bound& self, Ids ids, Floats grads, std::uint32_t seconds) {
+             same(grads.size(), ids.size() * self.dim, "gradients");
+             nb::gil_scoped_release unlocked;
+             self.table.push(ids.data(), ids.size(), grads.data(), seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("grads").noconvert(), nb::arg("seconds"))
+      .def("bag", [](Bound& self, Ids ids, Ids offsets, bool mean, FloatsOut out, bool create, std::uint32_t seconds) {
+             same(out.size(), offsets.size() * self.dim, "rows");
+             check_offsets(ids, offsets);
+             nb::gil_scoped_release unlocked;
+             self.table.bag(ids.data(), ids.size(), offsets.data(), offsets.size(), mean, out.data(), create, seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("offsets").noconvert(), nb::arg("mean"), nb::arg("out").noconvert(),
+           nb::arg("create"), nb::arg("seconds"))
+      .def("push_bag", [](Bound& self, Ids ids, Ids offsets, bool mean, Floats grads, std::uint32_t seconds) {
+             same(grads.size(), offsets.size() * self.dim, "gradients");
+             check_offsets(ids, offsets);
+             nb::gil_scoped_release unlocked;
+             self.table.push_bag(ids.data(), ids.size(), offsets.data(), offsets.size(), mean, grads.data(), seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("offsets").noconvert(), nb::arg("mean"), nb::arg("grads").noconvert(),
+           nb::arg("seconds"))
+      .def("set_lr", [](Bound& self, float lr) { self.table.set_lr(lr); }, nb::arg("lr"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("counts", [](Bound& self, Ids ids, std::uint32_t seconds) {
+             std::vector<std::int64_t> out(ids.size());
+             {
+               nb::gil_scoped_release unlocked;
+               self.table.counts(ids.data(), ids.size(), out.data(), seconds);
+             }
+             const std::size_t size = out.size();
+             return array(std::move(out), {size});
+           }, nb::arg("ids").noconvert(), nb::arg("seconds"))
+      .def("shrink", [](Bound& self, std::uint32_t min_count, std::uint32_t unseen_steps, std::uint32_t unseen_seconds,
+                        std::uint32_t seconds) {
+             return self.table.shrink({min_count, unseen_steps, unseen_seconds}, seconds);
+           }, nb::arg("min_count"), nb::arg("unseen_steps"), nb::arg("unseen_seconds"), nb::arg("seconds"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("stats", [](Bound& self) {
+             Stats stats;
+             {
+               nb::gil_scoped_release unlocked;
+               stats = self.table.stats();
+             }
+             const Counters& c = stats.counters;
+             return nb::make_tuple(c.rows, c.bytes, c.candidates, c.hits, c.creations, c.expired, stats.steps);
+           })
+      .def("begin_save", [](Bound& self, bool delta) {
+             Table::Beginning begun;
+             {
+               nb::gil_scoped_release unlocked;
+               begun = self.table.begin_save(delta);
+             }
+             const std::size_t removed = begun.removed.size(), waiting = begun.candidates.ids.size();
+             return nb::make_tuple(begun.steps, array(std::move(begun.removed), {removed}),
+                                   array(std::move(begun.candidates.ids), {waiting}),
+                                   array(flat_life(begun.candidates.life), {waiting, 3}));
+           }, nb::arg("delta"))
+      .def("save_some", [](Bound& self, std::size_t most) {
+             Chunk chunk;
+             {
+               nb::gil_scoped_release unlocked;
+               chunk = self.table.save_some(most);
+             }
+             return chunk_arrays(std::move(chunk), self.dim, self.state);
+           }, nb::arg("most"))
+      .def("end_save", [](Bound& self, bool succeeded) { self.table.end_save(succeeded); }, nb::arg("succeeded"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("begin_load", [](Bound& self, bool clear, std::uint32_t steps) { self.table.begin_load(clear, steps); },
+           nb::arg("clear"), nb::arg("steps"), nb::call_guard<nb::gil_scoped_release>())
+      .def("insert", [](Bound& self, Ids ids, Floats weights, Floats state, Words life) {
+             same(weights.size(), ids.size() * self.dim, "weights");
+             same(state.size(), ids.size() * self.state, "state");
+             if (life.size() != 0) same(life.size(), ids.size() * 3, "life");
+             const Chunk chunk{{ids.data(), ids.data() + ids.size()}, {weights.data(), weights.data() + weights.size()},
+                               {state.data(), state.data() + state.size()}, lives(life)};
+             nb::gil_scoped_release unlocked;
+             self.table.insert(chunk);
+           }, nb::arg("ids"), nb::arg("weights"), nb::arg("state"), nb::arg("life"))
+      .def("insert_candidates", [](Bound& self, Ids ids, Words life) {
+             same(life.size(), ids.size() * 3, "life");
+             const Chunk chunk{{ids.data(), ids.data() + ids.size()}, {}, {}, lives(life)};
+             nb::gil_scoped_release unlocked;
+             self.table.insert_candidates(chunk);
+           }, nb::arg("ids"), nb::arg("life"))
+      .def("remove", [](Bound& self, Ids ids) {
+             nb::gil_scoped_release unlocked;
+             self.table.remove({ids.data(), ids.data() + ids.size()});
+           }, nb::arg("ids"))
+      .def("end_load", [](Bound& self) { self.table.end_load(); }, nb::call_guard<nb::gil_scoped_release>());
+
+  m.def("distinct", [](Ids ids) {
+    std::vector<std::uint32_t> number(ids.size());
+    std::vector<std::int64_t> found;
+    {
+      nb::gil_scoped_release unlocked;
+      found = distinct(ids.data(), ids.size(), number.data());
+    }
+    const std::size_t count = found.size(), size = number.size();
+    return nb::make_tuple(array(std::move(found), {count}), array(std::move(number), {size}));
+  }, nb::arg("ids").noconvert());
+  m.def("gather", [](Floats rows, Words number, FloatsOut out) {
+    const std::size_t dim = rows.shape(1), count = rows.shape(0);
+    same(out.size(), number.size() * dim, "rows");
+    for (std::size_t i = 0; i < number.size(); ++i) {
+      if (number.data()[i] >= count) throw std::invalid_argument("no such row");
+    }
+    nb::gil_scoped_release unlocked;
+    kernels(static_cast<int>(dim), Kind::sgd).flat_pull(rows.data(), number.data(), number.size(), out.data(),
+                                                        static_cast<int>(dim));
+  }, nb::arg("rows").noconvert(), nb::arg("number").noconvert(), nb::arg("out").noconvert());
+  m.def("scatter_add", [](Floats grads, Words number, FloatsOut sums) {
+    const std::size_t dim = sums.shape(1), count = sums.shape(0);
+    same(grads.size(), number.size() * dim, "gradients");
+    std::uint32_t next = 0;
+    for (std::size_t i = 0; i < number.size(); ++i) {
+      if (number.data()[i] > next || number.data()[i] >= count) throw std::invalid_argument("not numbers of `distinct`");
+      next += number.data()[i] == next;
+    }
+    nb::gil_scoped_release unlocked;
+    sum_by_number(grads.data(), number.data(), number.size(), static_cast<int>(dim), sums.data());
+  }, nb::arg("grads").noconvert(), nb::arg("number").noconvert(), nb::arg("sums").noconvert());
+  m.def("flat_pull", [](Floats rows, Words slot, FloatsOut out) {
+    const int dim = static_cast<int>(rows.shape(1));
+    same(out.size(), slot.size() * dim, "rows");
+    nb::gil_scoped_release unlocked;
+    kernels(dim, Kind::rowwise_adagrad).flat_pull(rows.data(), slot.data(), slot.size(), out.data(), dim);
+  }, nb::arg("rows").noconvert(), nb::arg("slot").noconvert(), nb::arg("out").noconvert());
+  m.def("flat_push", [](FloatsOut rows, FloatsOut state, Words slot, Floats grads, float lr) {
+    const int dim = static_cast<int>(rows.shape(1));
+    same(grads.size(), slot.size() * dim, "gradients");
+    Rule rule;
+    rule.lr = lr;
+    rule.eps = 1e-8f;
+    rule.clip_value = rule.clip_norm = std::numeric_limits<float>::infinity();
+    nb::gil_scoped_release unlocked;
+    kernels(dim, Kind::rowwise_adagrad)
+        .flat_push(rule, rows.data(), state.data(), slot.data(), slot.size(), grads.data(), dim);
+  }, nb::arg("rows").noconvert(), nb::arg("state").noconvert(), nb::arg("slot").noconvert(),
+     nb::arg("grads").noconvert(), nb::arg("lr"));
+}

@@ -1,0 +1,370 @@
+// Compiled once for each instruction set, with HETERPS_ISA as its name. Only views.hpp and intrinsics may be used here.
+#include "kernels.hpp"
+
+#include <math.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace heterps::store::HETERPS_ISA {
+
+namespace {
+
+constexpr std::size_t kAhead = 16;   // rows, or buckets, that are fetched ahead of their use
+constexpr std::size_t kLine = 64;
+
+// Before a loop over a row's floats. Without it GCC unrolls short rows to scalars before it looks for vectors.
+#define HETERPS_ROW _Pragma("GCC ivdep") _Pragma("GCC unroll 1")
+
+// Entries of a bucket that hold the id; an empty one may look like id 0, which its slot tells.
+HETERPS_INLINE unsigned matches(const Bucket& bucket, std::int64_t id) {
+#if defined(__AVX512F__)
+  return _mm512_cmpeq_epi64_mask(_mm512_load_si512(&bucket), _mm512_set1_epi64(id)) & 0x1F;
+#elif defined(__AVX2__)
+  const __m256i wanted = _mm256_set1_epi64x(id);
+  const __m256i front = _mm256_load_si256(reinterpret_cast<const __m256i*>(bucket.id));
+  return _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(front, wanted))) |
+         static_cast<unsigned>(bucket.id[4] == id) << 4;
+#else
+  unsigned mask = 0;
+  for (int i = 0; i < Bucket::kEntries; ++i) mask |= static_cast<unsigned>(bucket.id[i] == id) << i;
+  return mask;
+#endif
+}
+
+HETERPS_INLINE std::uint32_t find(const IndexView& index, std::int64_t id) {
+  const std::uint64_t hash = place(id);
+  const BucketArray& array = index.array_of(hash);
+  std::uint32_t b = array.home(hash);
+  for (std::uint32_t step = 0; step < array.size; ++step, b = array.after(b)) {
+    const Bucket& bucket = array.at(b);
+    for (unsigned mask = matches(bucket, id); mask != 0; mask &= mask - 1) {
+      const std::uint32_t entry = bucket.slot[__builtin_ctz(mask)];
+      if (entry != 0 && entry != kErased + 1) return entry - 1;
+    }
+    if (bucket.slot[Bucket::kEntries - 1] == 0) break;
+  }
+  return kNoSlot;
+}
+
+HETERPS_INLINE void prefetch(const void* at, std::size_t bytes) {
+  const char* line = static_cast<const char*>(at);
+  for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(line + offset, 1);
+  if (bytes % kLine != 0) __builtin_prefetch(line + bytes - 1, 1);   // which may lie on one more line
+}
+
+template <bool kAll>
+HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t end) {
+  const int shift = 64 - call.table_bits;
+  const std::size_t mask = (std::size_t{1} << call.table_bits) - 1;
+  std::size_t distinct = call.distinct, repeats = call.repeats;
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::uint32_t p = kAll ? static_cast<std::uint32_t>(i) : call.position[i];
+    const std::int64_t id = call.ids[p];
+    // A multiplication mixes well enough here: long chains cost time, never truth.
+    std::size_t at = (static_cast<std::uint64_t>(id) * kGolden ^ static_cast<std::uint64_t>(id) >> 32) * kGolden >> shift;
+    std::uint32_t number = call.table[at];
+    while (number != kNoSlot && call.id[number] != id) {
+      at = (at + 1) & mask;
+      number = call.table[at];
+    }
+    if (number == kNoSlot) {
+      number = static_cast<std::uint32_t>(distinct++);
+      call.table[at] = number;
+      call.id[number] = id;
+      call.first[number] = p;
+    } else {
+      call.repeat_position[repeats] = p;
+      call.repeat_number[repeats++] = number;
+    }
+    call.number[i] = number;
+  }
+  call.distinct = distinct;
+  call.repeats = repeats;
+}
+
+void number(Distinct& call, std::size_t begin, std::size_t end) {
+  if (call.position == nullptr) {
+    number_some<true>(call, begin, end);
+  } else {
+    number_some<false>(call, begin, end);
+  }
+}
+
+template <int kDim>
+void probe(Distinct& call, std::size_t begin, const IndexView& index, const RowView& rows, int width) {
+  const std::size_t bytes = sizeof(float) * (kDim > 0 ? kDim : width), end = call.distinct;
+  const auto fetch = [&](std::size_t u) {
+    const std::uint64_t hash = place(call.id[u]);
+    const BucketArray& array = index.array_of(hash);
+    __builtin_prefetch(&array.at(array.home(hash)));
+  };
+  for (std::size_t u = begin; u < end && u < begin + kAhead; ++u) fetch(u);
+  for (std::size_t u = begin; u < end; ++u) {
+    if (u + kAhead < end) fetch(u + kAhead);
+    const std::uint32_t slot = find(index, call.id[u]);
+    call.slot[u] = slot;
+    if (slot != kNoSlot) prefetch(rows.weights(slot), bytes);
+  }
+}
+
+template <int kDim, bool kAll>
+HETERPS_INLINE void gather_some(const Distinct& call, std::size_t begin, std::size_t end, const RowView& rows, int width,
+                                float* out) {
+  const std::size_t dim = kDim > 0 ? kDim : width;
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::size_t p = kAll ? i : call.position[i];
+    const std::uint32_t slot = call.slot[call.number[i]];
+    if (slot != kNoSlot) [[likely]] {
+      memcpy(out + p * dim, rows.weights(slot), sizeof(float) * dim);
+    } else {
+      memset(out + p * dim, 0, sizeof(float) * dim);
+    }
+  }
+}
+
+template <int kDim>
+void gather(const Distinct& call, std::size_t begin, std::size_t end, const RowView& rows, int dim, float* out) {
+  if (call.position == nullptr) {
+    gather_some<kDim, true>(call, begin, end, rows, dim, out);
+  } else {
+    gather_some<kDim, false>(call, begin, end, rows, dim, out);
+  }
+}
+
+// Sums of the ids that occur again, in the order of their occurrence.
+template <int kDim>
+HETERPS_INLINE void sum_repeats(const Distinct& call, const Gradients& from, int width) {
+  const int dim = kDim > 0 ? kDim : width;
+  const auto row = [&](std::uint32_t p) {
+    return from.grads + static_cast<std::size_t>(from.row_of != nullptr ? from.row_of[p] : p) * dim;
+  };
+  const auto scale = [&](std::uint32_t p) { return from.scale != nullptr ? from.scale[p] : 1.0f; };
+  std::uint32_t ranks = 0;
+  for (std::size_t r = 0; r < call.repeats; ++r) {
+    const std::uint32_t number = call.repeat_number[r], p = call.repeat_position[r];
+    std::uint32_t rank = from.rank[number];
+    const float* grad = row(p);
+    const float times = scale(p);
+    if (rank == kNoSlot) {
+      from.rank[number] = rank = ranks++;
+      const std::uint32_t p0 = call.first[number];
+      const float* first = row(p0);
+      const float times0 = scale(p0);
+      float* sum = from.sums + static_cast<std::size_t>(rank) * dim;
+      HETERPS_ROW
+      for (int j = 0; j < dim; ++j) sum[j] = first[j] * times0 + grad[j] * times;
+    } else {
+      float* sum = from.sums + static_cast<std::size_t>(rank) * dim;
+      HETERPS_ROW
+      for (int j = 0; j < dim; ++j) sum[j] += grad[j] * times;
+    }
+  }
+}
+
+// Sum of squares in sixteen strands, so that the order does not depend on the width of vectors.
+HETERPS_INLINE float squares(const float* x, int dim) {
+  float part[16] = {};
+  int j = 0;
+  for (; j + 16 <= dim; j += 16) {
+    HETERPS_ROW
+    for (int k = 0; k < 16; ++k) part[k] += x[j + k] * x[j + k];
+  }
+  for (int k = 0; j + k < dim; ++k) part[k] += x[j + k] * x[j + k];
+  HETERPS_ROW
+  for (int k = 0; k < 8; ++k) part[k] += part[k + 8];
+  for (int k = 0; k < 4; ++k) part[k] += part[k + 4];
+  return (part[0] + part[2]) + (part[1] + part[3]);
+}
+
+struct Powers {   // of Adam's betas: rows that are updated together often have the same age
+  float age = 0;
+  double one = 1, two = 1;
+};
+
+HETERPS_INLINE float sign(float x) { return x > 0 ? 1.0f : -1.0f; }
+
+template <Kind kKind>
+HETERPS_INLINE void update(const Rule& rule, float* __restrict w, float* __restrict s, const float* __restrict g, int dim,
+                           Powers& powers) {
+  const float lr = rule.lr, eps = rule.eps;
+  if constexpr (kKind == Kind::sgd) {
+    HETERPS_ROW
+    for (int j = 0; j < dim; ++j) w[j] -= lr * g[j];
+  } else if constexpr (kKind == Kind::momentum) {
+    HETERPS_ROW
+    for (int j = 0; j < dim; ++j) {
+      s[j] = rule.momentum * s[j] + g[j];
+      w[j] -= lr * s[j];
+    }
+  } else if constexpr (kKind == Kind::adagrad) {
+    HETERPS_ROW
+    for (int j = 0; j < dim; ++j) {
+      s[j] += g[j] * g[j];
+      w[j] -= lr * g[j] / (__builtin_sqrtf(s[j]) + eps);
+    }
+  } else if constexpr (kKind == Kind::rowwise_adagrad) {
+    s[0] += squares(g, dim) / static_cast<float>(dim);
+    const float step = lr / (__builtin_sqrtf(s[0]) + eps);
+    HETERPS_ROW
+    for (int j = 0; j < dim; ++j) w[j] -= step * g[j];
+  } else if constexpr (kKind == Kind::adam) {
+    float *m = s + 1, *v = s + 1 + dim;
+    s[0] += 1.0f;
+    if (powers.age != s[0]) powers = {s[0], pow(rule.beta1, s[0]), pow(rule.beta2, s[0])};
+    const float first = static_cast<float>(lr / (1.0 - powers.one));
+    const float second = static_cast<float>(1.0 / sqrt(1.0 - powers.two));
+    HETERPS_ROW
+    for (int j = 0; j < dim; ++j) {
+      m[j] = rule.beta1 * m[j] + (1.0f - rule.beta1) * g[j];
+      v[j] = rule.beta2 * v[j] + (1.0f - rule.beta2) * (g[j] * g[j]);
+      w[j] -= first * m[j] / (__builtin_sqrtf(v[j]) * second + eps);
+    }
+  } else {
+    float *z = s, *n = s + dim;
+    HETERPS_ROW
+    for (int j = 0; j < dim; ++j) {
+      const float next = n[j] + g[j] * g[j], root = __builtin_sqrtf(next);
+      z[j] += g[j] - (root - __builtin_sqrtf(n[j])) / lr * w[j];
+      n[j] = next;
+      const float size = __builtin_fabsf(z[j]) - rule.l1;
+      w[j] = size <= 0 ? 0.0f : -sign(z[j]) * size / ((rule.beta + root) / lr + rule.l2);
+    }
+  }
+}
+
+HETERPS_INLINE void condition(const Rule& rule, const float* __restrict w, float* __restrict g, int dim) {
+  if (rule.clip_value < __builtin_inff()) {
+    HETERPS_ROW
+    for (int j = 0; j < dim; ++j) {
+      g[j] = g[j] > rule.clip_value ? rule.clip_value : g[j] < -rule.clip_value ? -rule.clip_value : g[j];
+    }
+  }
+  if (rule.clip_norm < __builtin_inff()) {
+    const float norm = __builtin_sqrtf(squares(g, dim));
+    if (norm > rule.clip_norm) {
+      const float scale = rule.clip_norm / norm;
+      HETERPS_ROW
+      for (int j = 0; j < dim; ++j) g[j] *= scale;
+    }
+  }
+  if (rule.weight_decay > 0) {
+    HETERPS_ROW
+    for (int j = 0; j < dim; ++j) g[j] += rule.weight_decay * w[j];
+  }
+}
+
+HETERPS_INLINE bool is_plain(const Rule& rule) {
+  return !(rule.clip_value < __builtin_inff()) && !(rule.clip_norm < __builtin_inff()) && !(rule.weight_decay > 0);
+}
+
+template <Kind kKind, int kDim>
+void apply(const Rule& rule, const Distinct& call, const Gradients& from, const RowView& rows, int width) {
+  const int dim = kDim > 0 ? kDim : width;
+  sum_repeats<kDim>(call, from, dim);
+  const std::size_t count = call.distinct;
+  const bool plain = is_plain(rule) && from.scale == nullptr;
+  float* copy = from.sums + call.repeats * static_cast<std::size_t>(dim);
+  Powers powers;
+  const auto fetch = [&](std::uint32_t slot) {
+    if (slot == kNoSlot) return;
+    prefetch(rows.weights(slot), sizeof(float) * dim);
+    if constexpr (kKind == Kind::rowwise_adagrad) {
+      __builtin_prefetch(rows.state(slot), 1);
+    } else if constexpr (kKind != Kind::sgd) {
+      prefetch(rows.state(slot), rows.state_bytes);
+    }
+  };
+  for (std::size_t u = 0; u < count && u < kAhead; ++u) fetch(call.slot[u]);
+  for (std::size_t u = 0; u < count; ++u) {
+    if (u + kAhead < count) fetch(call.slot[u + kAhead]);
+    const std::uint32_t slot = call.slot[u];
+    if (slot == kNoSlot) continue;
+    float* w = rows.weights(slot);
+    const float* g;
+    if (from.rank[u] != kNoSlot) {
+      g = from.sums + static_cast<std::size_t>(from.rank[u]) * dim;
+    } else {
+      const std::uint32_t p = call.first[u];
+      g = from.grads + static_cast<std::size_t>(from.row_of != nullptr ? from.row_of[p] : p) * dim;
+    }
+    if (!plain) {
+      const float scale = from.scale != nullptr && from.rank[u] == kNoSlot ? from.scale[call.first[u]] : 1.0f;
+      HETERPS_ROW
+      for (int j = 0; j < dim; ++j) copy[j] = g[j] * scale;
+      condition(rule, w, copy, dim);
+      g = copy;
+    }
+    update<kKind>(rule, w, rows.state(slot), g, dim, powers);
+  }
+}
+
+template <int kDim>
+void pool(const float* const* rows, std::size_t count, bool mean, float* out, int width) {
+  const int dim = kDim > 0 ? kDim : width;
+  HETERPS_ROW
+  for (int j = 0; j < dim; ++j) out[j] = 0.0f;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (rows[i] == nullptr) continue;
+    HETERPS_ROW
+    for (int j = 0; j < dim; ++j) out[j] += rows[i][j];
+  }
+  if (!mean || count == 0) return;
+  const float scale = 1.0f / static_cast<float>(count);
+  HETERPS_ROW
+  for (int j = 0; j < dim; ++j) out[j] *= scale;
+}
+
+template <int kDim>
+void flat_pull(const float* rows, const std::uint32_t* slot, std::size_t count, float* out, int width) {
+  const std::size_t dim = kDim > 0 ? kDim : width;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) prefetch(rows + slot[i + kAhead] * dim, sizeof(float) * dim);
+    memcpy(out + i * dim, rows + slot[i] * dim, sizeof(float) * dim);
+  }
+}
+
+template <int kDim>
+void flat_push(const Rule& rule, float* rows, float* state, const std::uint32_t* slot, std::size_t count,
+               const float* grads, int width) {
+  const std::size_t dim = kDim > 0 ? kDim : width;
+  Powers powers;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) {
+      prefetch(rows + slot[i + kAhead] * dim, sizeof(float) * dim);
+      __builtin_prefetch(state + slot[i + kAhead], 1);
+    }
+    update<Kind::rowwise_adagrad>(rule, rows + slot[i] * dim, state + slot[i], grads + i * dim, static_cast<int>(dim),
+                                  powers);
+  }
+}
+
+template <int kDim>
+Kernels of_width(Kind kind) {
+  Kernels out{number, probe<kDim>, gather<kDim>, nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
+  switch (kind) {
+    case Kind::sgd: out.update = apply<Kind::sgd, kDim>; break;
+    case Kind::momentum: out.update = apply<Kind::momentum, kDim>; break;
+    case Kind::adagrad: out.update = apply<Kind::adagrad, kDim>; break;
+    case Kind::rowwise_adagrad: out.update = apply<Kind::rowwise_adagrad, kDim>; break;
+    case Kind::adam: out.update = apply<Kind::adam, kDim>; break;
+    case Kind::ftrl: out.update = apply<Kind::ftrl, kDim>; break;
+  }
+  return out;
+}
+
+}  // namespace
+
+Kernels kernels(int dim, Kind kind) {
+  switch (dim) {
+    case 8: return of_width<8>(kind);
+    case 16: return of_width<16>(kind);
+    case 32: return of_width<32>(kind);
+    case 64: return of_width<64>(kind);
+    case 128: return of_width<128>(kind);
+    default: return of_width<0>(kind);
+  }
+}
+
+}  // namespace heterps::store::HETERPS_ISA

@@ -1,0 +1,66 @@
+// The loops that must be fast. They are compiled once for each instruction set (see CMakeLists.txt) and chosen when a
+// table is made, so that one build runs well everywhere. Results do not depend on the choice: sums are taken in the
+// same order, and products and sums are not contracted.
+#pragma once
+
+#include "views.hpp"
+
+namespace heterps::store {
+
+enum class Kind { sgd, momentum, adagrad, rowwise_adagrad, adam, ftrl };
+
+// How a row follows its gradient; see heterps/store/config.py for the formulas.
+struct Rule {
+  Kind kind = Kind::rowwise_adagrad;
+  float lr = 0, eps = 0, initial_accumulator = 0, momentum = 0, beta1 = 0, beta2 = 0, beta = 0, l1 = 0, l2 = 0;
+  float weight_decay = 0, clip_value = 0, clip_norm = 0;   // clips: infinity for none
+};
+
+// The ids of one call that belong to one lane, and the distinct ones among them, numbered as they first occur. All
+// arrays have room for `count`.
+struct Distinct {
+  const std::int64_t* ids;
+  const std::uint32_t* position;   // of the lane's ids in the call, ascending; null: all of them
+  std::size_t count;               // of the lane's ids
+  std::uint32_t* number;           // for each of the lane's ids the number of its distinct one
+  std::int64_t* id;                // of each distinct id: itself, its slot and where it first occurs
+  std::uint32_t* slot;
+  std::uint32_t* first;
+  std::size_t distinct;
+  std::uint32_t* repeat_position;  // ids that occur again: where, and their numbers
+  std::uint32_t* repeat_number;
+  std::size_t repeats;
+  std::uint32_t* table;            // scratch: kNoSlot everywhere, a power of two and more than `count` of them
+  int table_bits;
+};
+
+// Gradients of a call: that of position p is grads[row_of ? row_of[p] : p] · (scale ? scale[p] : 1).
+struct Gradients {
+  const float* grads;
+  const std::uint32_t* row_of;
+  const float* scale;
+  std::uint32_t* rank;             // scratch: kNoSlot for each distinct id
+  float* sums;                     // scratch: room for as many rows as ids that occur again, and one
+};
+
+struct Kernels {
+  // Numbers the lane's ids from `begin` to `end`, after those before.
+  void (*number)(Distinct&, std::size_t begin, std::size_t end);
+  // Finds the slots of the distinct ids from number `begin` on, kNoSlot where there is none, and has their rows fetched.
+  void (*probe)(Distinct&, std::size_t begin, const IndexView&, const RowView&, int dim);
+  // Copies rows to out[position]; zeros where there is none.
+  void (*gather)(const Distinct&, std::size_t begin, std::size_t end, const RowView&, int dim, float* out);
+  // Sums up gradients of equal ids and updates the rows that have a slot.
+  void (*update)(const Rule&, const Distinct&, const Gradients&, const RowView&, int dim);
+  // The sum, or the mean, of `count` rows; a null row is zeros.
+  void (*pool)(const float* const* rows, std::size_t count, bool mean, float* out, int dim);
+  // The least that pull and push must move, for comparison: rows and state in flat arrays, slots known.
+  void (*flat_pull)(const float* rows, const std::uint32_t* slot, std::size_t count, float* out, int dim);
+  void (*flat_push)(const Rule&, float* rows, float* state, const std::uint32_t* slot, std::size_t count,
+                    const float* grads, int dim);
+};
+
+// The best this processor has, for rows of the given width.
+Kernels kernels(int dim, Kind kind);
+
+}  // namespace heterps::store

@@ -1,0 +1,328 @@
+#include "lane.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "hash.hpp"
+
+namespace heterps::store {
+
+namespace {
+
+// Ids that are numbered, found and copied before the next ones: their rows stay in the nearest caches.
+constexpr std::size_t kBlock = 2048;
+constexpr std::uint64_t kLastHash = std::numeric_limits<std::uint64_t>::max();
+
+std::uint32_t plus(std::uint32_t count, std::uint32_t more) {
+  const std::uint32_t sum = count + more;
+  return sum < count ? std::numeric_limits<std::uint32_t>::max() : sum;
+}
+
+// Moves the last rows into the gaps, so that the memory behind is given back; moved(id, to) tells of each.
+template <typename Moved>
+void compact(Rows& rows, const Index& index, Moved&& moved) {
+  std::vector<std::int64_t> ids(rows.size());
+  index.each(0, kLastHash, [&](std::int64_t id, std::uint32_t slot) { ids[slot] = id; });
+  std::uint32_t end = rows.size();
+  for (std::uint32_t hole = 0; hole < end; ++hole) {
+    if (!rows.freed(hole)) continue;
+    while (end > hole + 1 && rows.freed(end - 1)) --end;
+    if (--end == hole) break;
+    rows.copy(end, hole);
+    moved(ids[end], end, hole);
+  }
+  rows.truncate(end);
+}
+
+}  // namespace
+
+Counters& Counters::operator+=(const Counters& other) {
+  rows += other.rows, bytes += other.bytes, candidates += other.candidates;
+  hits += other.hits, creations += other.creations, expired += other.expired;
+  return *this;
+}
+
+Lane::Lane(const Config& config)
+    : config_(config),
+      kernels_(kernels(config.dim, config.rule.kind)),
+      rows_(config.dim, config.state_floats, config.tracks),
+      candidates_(0, 0, true) {}
+
+void Lane::first_value(std::int64_t id, float* row) const {
+  if (config_.admit_after > 1) {
+    std::fill_n(row, config_.dim, 0.0f);
+  } else {
+    init_row(config_.init_key, id, config_.init_scale, config_.dim, row);
+  }
+}
+
+std::uint32_t Lane::create(std::int64_t id) {
+  const std::uint32_t slot = rows_.take();
+  if (saving_) saved_.set(slot);   // it is not of the moment that is being saved
+  init_row(config_.init_key, id, config_.init_scale, config_.dim, rows_.weights(slot));
+  const bool adagrad = config_.rule.kind == Kind::adagrad || config_.rule.kind == Kind::rowwise_adagrad;
+  float* state = rows_.state(slot);
+  std::fill_n(state, config_.state_floats, adagrad ? config_.rule.initial_accumulator : 0.0f);
+  if (config_.rule.kind == Kind::ftrl) {
+    std::fill_n(state + config_.dim, config_.dim, config_.rule.initial_accumulator);
+  }
+  if (config_.tracks) rows_.life(slot) = {};
+  index_.insert(id, slot);
+  note(slot);
+  ++creations_;
+  return slot;
+}
+
+void Lane::drop(std::int64_t id, std::uint32_t slot) {
+  protect(id, slot);
+  index_.erase(id);
+  rows_.give_up(slot);
+  if (watching_) removed_.push_back(id);
+  ++expired_;
+  ++generation_;
+}
+
+void Lane::drop_candidate(std::int64_t id, std::uint32_t slot) {
+  candidate_index_.erase(id);
+  candidates_.give_up(slot);
+}
+
+bool Lane::unseen(const Life& life, std::uint32_t steps, std::uint32_t seconds) const {
+  return (steps > 0 && now_.step - life.seen_step > steps) || (seconds > 0 && now_.seconds - life.seen_seconds > seconds);
+}
+
+bool Lane::expired(const Life& life) const { return unseen(life, config_.expire_steps, config_.expire_seconds); }
+
+// An id without a row was seen: it gets one if that was often enough.
+std::uint32_t Lane::admit(std::int64_t id, std::uint32_t times) {
+  std::uint32_t candidate = candidate_index_.find(id);
+  if (candidate == kNoSlot) {
+    candidate = candidates_.take();
+    candidates_.life(candidate) = {};
+    candidate_index_.insert(id, candidate);
+  } else if (expired(candidates_.life(candidate))) {
+    candidates_.life(candidate) = {};
+  }
+  Life& life = candidates_.life(candidate);
+  life.count = plus(life.count, times);
+  seen(life);
+  if (life.count < config_.admit_after) return kNoSlot;
+  const std::uint32_t count = life.count - times;   // the row counts these sights itself
+  drop_candidate(id, candidate);
+  const std::uint32_t slot = create(id);
+  rows_.life(slot).count = count;
+  return slot;
+}
+
+// What a sight of an id, `times` over, does to its row: the slot it then has, if any.
+std::uint32_t Lane::sight(std::int64_t id, std::uint32_t slot, Access access, std::uint32_t times) {
+  if (slot != kNoSlot && expired(rows_.life(slot))) {
+    if (access != Access::peek) drop(id, slot);
+    slot = kNoSlot;
+  }
+  if (access == Access::peek) return slot;
+  if (slot == kNoSlot) {
+    const bool at_once = config_.admit_after <= 1;
+    slot = at_once ? create(id) : access == Access::pull ? admit(id, times) : kNoSlot;
+    misses_ += slot == kNoSlot ? times : 1;
+    if (slot == kNoSlot) return slot;
+  }
+  protect(id, slot);
+  note(slot);
+  Life& life = rows_.life(slot);
+  if (access == Access::pull) life.count = plus(life.count, times);
+  seen(life);
+  return slot;
+}
+
+void Lane::live(Distinct& call, Access access) {
+  std::vector<std::uint32_t> times(call.distinct, 1);
+  for (std::size_t r = 0; r < call.repeats; ++r) ++times[call.repeat_number[r]];
+  for (std::size_t u = 0; u < call.distinct; ++u) {
+    call.slot[u] = sight(call.id[u], call.slot[u], access, times[u]);
+  }
+}
+
+void Lane::resolve(Distinct& call, Access access, Now now, float* out) {
+  now_ = now;
+  misses_ = 0;
+  // Life depends on how often an id occurs in the whole call, so that is found out first where rows are tracked.
+  const std::size_t block = config_.tracks ? std::max<std::size_t>(1, call.count) : kBlock;
+  for (std::size_t begin = 0; begin < call.count; begin += block) {
+    const std::size_t end = std::min(begin + block, call.count), known = call.distinct;
+    kernels_.number(call, begin, end);
+    kernels_.probe(call, known, index_.view(), rows_.view(), config_.dim);
+    if (config_.tracks) {
+      live(call, access);
+    } else if (access != Access::peek) {
+      for (std::size_t u = known; u < call.distinct; ++u) {
+        if (call.slot[u] != kNoSlot) continue;
+        call.slot[u] = create(call.id[u]);
+        ++misses_;
+      }
+    }
+    if (out != nullptr) kernels_.gather(call, begin, end, rows_.view(), config_.dim, out);
+  }
+  if (access == Access::pull) hits_ += call.count - misses_;
+}
+
+void Lane::update(const Rule& rule, const Distinct& call, const Gradients& gradients) {
+  if (saving_ || watching_) {
+    for (std::size_t u = 0; u < call.distinct; ++u) {
+      if (call.slot[u] == kNoSlot) continue;
+      protect(call.id[u], call.slot[u]);
+      note(call.slot[u]);
+    }
+  }
+  kernels_.update(rule, call, gradients, rows_.view(), config_.dim);
+}
+
+std::uint32_t Lane::count(std::int64_t id, Now now) {
+  now_ = now;
+  const std::uint32_t slot = index_.find(id), candidate = slot == kNoSlot ? candidate_index_.find(id) : kNoSlot;
+  if (slot == kNoSlot && candidate == kNoSlot) return 0;
+  const Life& life = slot != kNoSlot ? rows_.life(slot) : candidates_.life(candidate);
+  return expired(life) ? 0 : life.count;
+}
+
+std::size_t Lane::shrink(const Shrink& rule, Now now) {
+  now_ = now;
+  const auto old = [&](const Life& life) {
+    return expired(life) || unseen(life, rule.unseen_steps, rule.unseen_seconds);
+  };
+  std::vector<std::pair<std::int64_t, std::uint32_t>> rows, candidates;
+  if (config_.tracks) {
+    index_.each(0, kLastHash, [&](std::int64_t id, std::uint32_t slot) {
+      if (old(rows_.life(slot)) || rows_.life(slot).count < rule.min_count) rows.emplace_back(id, slot);
+    });
+    candidate_index_.each(0, kLastHash, [&](std::int64_t id, std::uint32_t slot) {
+      if (old(candidates_.life(slot))) candidates.emplace_back(id, slot);
+    });
+  }
+  for (const auto& [id, slot] : rows) drop(id, slot);
+  for (const auto& [id, slot] : candidates) drop_candidate(id, slot);
+  compact(rows_, index_, [&](std::int64_t id, std::uint32_t from, std::uint32_t to) {
+    index_.move(id, to);
+    if (watching_) changed_.set(to, changed_.get(from));
+  });
+  compact(candidates_, candidate_index_,
+          [&](std::int64_t id, std::uint32_t, std::uint32_t to) { candidate_index_.move(id, to); });
+  index_.fit();
+  candidate_index_.fit();
+  ++generation_;
+  return rows.size();
+}
+
+Counters Lane::counters() const {
+  return {.rows = rows_.live(),
+          .bytes = rows_.bytes() + index_.bytes() + candidates_.bytes() + candidate_index_.bytes() + changed_.bytes() +
+                   frozen_changed_.bytes() + saved_.bytes() + aside_.weights.capacity() * sizeof(float),
+          .candidates = candidates_.live(),
+          .hits = hits_,
+          .creations = creations_,
+          .expired = expired_};
+}
+
+void Lane::append(std::int64_t id, std::uint32_t slot, Chunk& chunk) const {
+  chunk.ids.push_back(id);
+  chunk.weights.insert(chunk.weights.end(), rows_.weights(slot), rows_.weights(slot) + config_.dim);
+  chunk.state.insert(chunk.state.end(), rows_.state(slot), rows_.state(slot) + config_.state_floats);
+  if (config_.tracks) chunk.life.push_back(rows_.life(slot));
+}
+
+void Lane::protect(std::int64_t id, std::uint32_t slot) {
+  if (!saving_ || saved_.get(slot)) return;
+  saved_.set(slot);
+  if (!saving_delta_ || frozen_changed_.get(slot)) append(id, slot, aside_);
+}
+
+void Lane::watch_changes() {
+  watching_ = true;
+  changed_.clear();
+  removed_.clear();
+}
+
+void Lane::begin_save(bool delta) {
+  saving_ = true;
+  saving_delta_ = delta;
+  save_from_ = 0;
+  frozen_changed_ = std::move(changed_);
+  frozen_removed_ = std::move(removed_);
+  watch_changes();
+}
+
+// Rows are saved in the order of their ids' hashes, which growing does not change.
+bool Lane::save_some(std::size_t most, Chunk& chunk) {
+  const std::uint64_t stretch = std::max<std::uint64_t>(1, kLastHash / (index_.size() + 1)) * std::max<std::size_t>(1, most);
+  while (save_from_ != kLastHash && chunk.ids.size() < most) {
+    const std::uint64_t to = kLastHash - save_from_ <= stretch ? kLastHash : save_from_ + stretch;
+    index_.each(save_from_, to, [&](std::int64_t id, std::uint32_t slot) {
+      if (saved_.get(slot)) return;
+      saved_.set(slot);
+      if (!saving_delta_ || frozen_changed_.get(slot)) append(id, slot, chunk);
+    });
+    save_from_ = to;
+  }
+  if (save_from_ != kLastHash) return true;
+  const Chunk rest = std::move(aside_);
+  aside_ = {};
+  chunk.ids.insert(chunk.ids.end(), rest.ids.begin(), rest.ids.end());
+  chunk.weights.insert(chunk.weights.end(), rest.weights.begin(), rest.weights.end());
+  chunk.state.insert(chunk.state.end(), rest.state.begin(), rest.state.end());
+  chunk.life.insert(chunk.life.end(), rest.life.begin(), rest.life.end());
+  return false;
+}
+
+void Lane::end_save(bool succeeded) {
+  if (!succeeded) {   // what was to be saved is still to be saved
+    changed_.merge(frozen_changed_);
+    removed_.insert(removed_.begin(), frozen_removed_.begin(), frozen_removed_.end());
+  }
+  saving_ = false;
+  saved_ = {};
+  frozen_changed_ = {};
+  frozen_removed_ = {};
+  aside_ = {};
+}
+
+void Lane::insert(std::int64_t id, const float* weights, const float* state, const Life* life) {
+  std::uint32_t slot = index_.find(id);
+  if (slot == kNoSlot) slot = create(id);
+  std::copy_n(weights, config_.dim, rows_.weights(slot));
+  std::copy_n(state, config_.state_floats, rows_.state(slot));
+  if (config_.tracks && life != nullptr) rows_.life(slot) = *life;
+}
+
+void Lane::remove(std::int64_t id) {
+  if (const std::uint32_t slot = index_.find(id); slot != kNoSlot) drop(id, slot);
+}
+
+void Lane::save_candidates(Chunk& chunk) const {
+  candidate_index_.each(0, kLastHash, [&](std::int64_t id, std::uint32_t slot) {
+    chunk.ids.push_back(id);
+    chunk.life.push_back(candidates_.life(slot));
+  });
+}
+
+void Lane::insert_candidate(std::int64_t id, const Life& life) {
+  std::uint32_t slot = candidate_index_.find(id);
+  if (slot == kNoSlot) {
+    slot = candidates_.take();
+    candidate_index_.insert(id, slot);
+  }
+  candidates_.life(slot) = life;
+}
+
+void Lane::clear_candidates() {
+  candidates_.truncate(0);
+  candidate_index_.clear();
+}
+
+void Lane::clear() {
+  clear_candidates();
+  rows_.truncate(0);
+  index_.clear();
+  ++generation_;
+}
+
+}  // namespace heterps::store

@@ -1,0 +1,311 @@
+#include "table.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "hash.hpp"
+
+namespace heterps::store {
+
+Table::Table(const Config& config, int threads)
+    : config_(config), pool_(threads), kernels_(kernels(config.dim, config.rule.kind)), scratches_(threads), spread_(threads) {
+  for (int i = 0; i < threads; ++i) lanes_.push_back(std::make_unique<Lane>(config));
+  for (auto& lists : spread_) lists.resize(threads);
+}
+
+int Table::lane_of(std::int64_t id) const {
+  // Bits that the index uses least: the middle of the hash.
+  return static_cast<int>(((place(id) >> 32 & 0xFFFF) * lanes_.size()) >> 16);
+}
+
+// Positions of each lane's ids, ascending; every thread looks at a stretch of the call.
+void Table::spread(const std::int64_t* ids, std::size_t count, Batch& batch) {
+  const std::size_t lanes = lanes_.size();
+  batch.shares.resize(lanes);
+  if (lanes == 1) return;
+  pool_.run([&](int t) {
+    auto& lists = spread_[t];
+    for (auto& list : lists) list.clear();
+    const std::size_t begin = count * t / lanes, end = count * (t + 1) / lanes;
+    for (std::size_t i = begin; i < end; ++i) lists[lane_of(ids[i])].push_back(static_cast<std::uint32_t>(i));
+  });
+}
+
+Distinct Table::Share::view(const std::int64_t* ids, bool all) {
+  return {ids, all ? nullptr : position.data(), count, number.data(), id.data(), slot.data(), first.data(), distinct,
+          repeat_position.data(), repeat_number.data(), repeats, nullptr, 0};
+}
+
+void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
+                    std::uint32_t seconds) {
+  if (count > kMostSlots) throw std::length_error("a call takes at most 4,294,967,280 ids");
+  spread(ids, count, batch);
+  const bool all = lanes_.size() == 1;
+  pool_.run([&](int l) {
+    Share& share = batch.shares[l];
+    share.position.clear();
+    if (!all) {
+      for (const auto& lists : spread_) share.position.insert(share.position.end(), lists[l].begin(), lists[l].end());
+    }
+    share.count = all ? count : share.position.size();
+    for (auto* words : {&share.number, &share.slot, &share.first, &share.repeat_position, &share.repeat_number}) {
+      if (words->size() < share.count) words->resize(share.count);
+    }
+    if (share.id.size() < share.count) share.id.resize(share.count);
+    Distinct call = share.view(ids, all);
+    call.distinct = call.repeats = 0;
+    call.table_bits = 10;
+    while (std::size_t{1} << call.table_bits < share.count + share.count / 8) ++call.table_bits;
+    scratches_[l].table.assign(std::size_t{1} << call.table_bits, kNoSlot);
+    call.table = scratches_[l].table.data();
+    lanes_[l]->resolve(call, access, {steps_, seconds}, out);
+    share.distinct = call.distinct;
+    share.repeats = call.repeats;
+    share.generation = lanes_[l]->generation();
+  });
+}
+
+void Table::fill_first_values(const std::int64_t* ids, Batch& batch, float* out) {
+  const bool all = lanes_.size() == 1;
+  pool_.run([&](int l) {
+    const Share& share = batch.shares[l];
+    for (std::size_t i = 0; i < share.count; ++i) {
+      if (share.slot[share.number[i]] != kNoSlot) continue;
+      const std::size_t p = all ? i : share.position[i];
+      lanes_[l]->first_value(ids[p], out + p * config_.dim);
+    }
+  });
+}
+
+void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool create, std::uint32_t seconds) {
+  const std::lock_guard lock(mutex_);
+  if (!create) {
+    resolve(ids, count, scratch_, out, Lane::Access::peek, seconds);
+    fill_first_values(ids, scratch_, out);
+    return;
+  }
+  Batch& batch = recent_[newest_ = (newest_ + 1) % recent_.size()];
+  batch.valid = false;
+  resolve(ids, count, batch, out, Lane::Access::pull, seconds);
+  if (!remembers()) return;
+  batch.ids.assign(ids, ids + count);
+  batch.valid = true;
+}
+
+// A push mostly has the ids of a recent pull, whose rows are then known.
+Table::Batch& Table::resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
+  for (std::size_t age = 0; age < recent_.size(); ++age) {
+    Batch& batch = recent_[(newest_ + recent_.size() - age) % recent_.size()];
+    if (!batch.valid || batch.ids.size() != count) continue;
+    bool current = true;
+    for (std::size_t l = 0; l < lanes_.size(); ++l) current &= batch.shares[l].generation == lanes_[l]->generation();
+    if (current && std::memcmp(batch.ids.data(), ids, count * sizeof *ids) == 0) return batch;
+  }
+  resolve(ids, count, scratch_, nullptr, Lane::Access::push, seconds);
+  return scratch_;
+}
+
+void Table::update(const std::int64_t* ids, Batch& batch, const float* grads, const std::uint32_t* row_of,
+                   const float* scale) {
+  const bool all = lanes_.size() == 1;
+  pool_.run([&](int l) {
+    Share& share = batch.shares[l];
+    Scratch& scratch = scratches_[l];
+    scratch.rank.assign(share.distinct, kNoSlot);
+    const std::size_t floats = (share.repeats + 1) * config_.dim;
+    if (scratch.sums.size() < floats) scratch.sums.resize(floats);
+    lanes_[l]->update(config_.rule, share.view(ids, all),
+                      {grads, row_of, scale, scratch.rank.data(), scratch.sums.data()});
+  });
+  ++steps_;
+}
+
+void Table::push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds) {
+  const std::lock_guard lock(mutex_);
+  update(ids, resolved_for_push(ids, count, seconds), grads, nullptr, nullptr);
+}
+
+std::vector<const float*> Table::locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
+                                        std::vector<float>& firsts) {
+  const bool all = lanes_.size() == 1;
+  std::vector<const float*> rows(count, nullptr);
+  pool_.run([&](int l) {
+    const Share& share = batch.shares[l];
+    for (std::size_t i = 0; i < share.count; ++i) {
+      const std::uint32_t slot = share.slot[share.number[i]];
+      if (slot != kNoSlot) rows[all ? i : share.position[i]] = lanes_[l]->weights(slot);
+    }
+  });
+  if (create) return rows;
+  const std::size_t missing = std::count(rows.begin(), rows.end(), nullptr);
+  firsts.resize(missing * config_.dim);
+  float* next = firsts.data();
+  for (std::size_t p = 0; p < count; ++p) {
+    if (rows[p] != nullptr) continue;
+    lane(ids[p]).first_value(ids[p], next);
+    rows[p] = next;
+    next += config_.dim;
+  }
+  return rows;
+}
+
+void Table::bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags, bool mean,
+                float* out, bool create, std::uint32_t seconds) {
+  const std::lock_guard lock(mutex_);
+  Batch& batch = create ? recent_[newest_ = (newest_ + 1) % recent_.size()] : scratch_;
+  batch.valid = false;
+  resolve(ids, count, batch, nullptr, create ? Lane::Access::pull : Lane::Access::peek, seconds);
+  batch.ids.assign(ids, ids + count);
+  batch.valid = create && remembers();
+  std::vector<float> firsts;
+  const std::vector<const float*> rows = locate(ids, count, batch, create, firsts);
+  pool_.run([&](int t) {
+    const std::size_t begin = bags * t / lanes_.size(), end = bags * (t + 1) / lanes_.size();
+    for (std::size_t b = begin; b < end; ++b) {
+      const std::size_t from = offsets[b], to = b + 1 < bags ? offsets[b + 1] : count;
+      kernels_.pool(rows.data() + from, to - from, mean, out + b * config_.dim, config_.dim);
+    }
+  });
+}
+
+void Table::push_bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags,
+                     bool mean, const float* grads, std::uint32_t seconds) {
+  std::vector<std::uint32_t> row_of(count);
+  std::vector<float> scale(mean ? count : 0);
+  for (std::size_t b = 0; b < bags; ++b) {
+    const std::size_t from = offsets[b], to = b + 1 < bags ? offsets[b + 1] : count;
+    std::fill(row_of.begin() + from, row_of.begin() + to, static_cast<std::uint32_t>(b));
+    if (mean) std::fill(scale.begin() + from, scale.begin() + to, 1.0f / static_cast<float>(to - from));
+  }
+  const std::lock_guard lock(mutex_);
+  update(ids, resolved_for_push(ids, count, seconds), grads, row_of.data(), mean ? scale.data() : nullptr);
+}
+
+void Table::set_lr(float lr) {
+  const std::lock_guard lock(mutex_);
+  config_.rule.lr = lr;
+}
+
+void Table::counts(const std::int64_t* ids, std::size_t count, std::int64_t* out, std::uint32_t seconds) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < count; ++i) out[i] = lane(ids[i]).count(ids[i], {steps_, seconds});
+}
+
+std::size_t Table::shrink(const Shrink& rule, std::uint32_t seconds) {
+  std::unique_lock lock(mutex_);
+  saved_.wait(lock, [&] { return !saving_; });
+  std::vector<std::size_t> dropped(lanes_.size());
+  pool_.run([&](int l) { dropped[l] = lanes_[l]->shrink(rule, {steps_, seconds}); });
+  std::size_t total = 0;
+  for (const std::size_t some : dropped) total += some;
+  return total;
+}
+
+Stats Table::stats() {
+  const std::lock_guard lock(mutex_);
+  Stats out{.counters = {}, .steps = steps_};
+  for (const auto& lane : lanes_) out.counters += lane->counters();
+  return out;
+}
+
+Table::Beginning Table::begin_save(bool delta) {
+  std::unique_lock lock(mutex_);
+  saved_.wait(lock, [&] { return !saving_; });
+  saving_ = true;
+  saving_lane_ = 0;
+  Beginning out{.steps = steps_, .removed = {}, .candidates = {}};
+  for (const auto& lane : lanes_) {
+    lane->begin_save(delta);
+    const auto& removed = lane->removed_before_save();
+    out.removed.insert(out.removed.end(), removed.begin(), removed.end());
+    lane->save_candidates(out.candidates);
+  }
+  return out;
+}
+
+Chunk Table::save_some(std::size_t most) {
+  const std::lock_guard lock(mutex_);
+  Chunk chunk;
+  while (saving_lane_ < lanes_.size() && chunk.ids.size() < most) {
+    if (!lanes_[saving_lane_]->save_some(most, chunk)) ++saving_lane_;
+  }
+  return chunk;
+}
+
+void Table::end_save(bool succeeded) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& lane : lanes_) lane->end_save(succeeded);
+    saving_ = false;
+  }
+  saved_.notify_all();
+}
+
+void Table::begin_load(bool clear, std::uint32_t steps) {
+  std::unique_lock lock(mutex_);
+  saved_.wait(lock, [&] { return !saving_; });
+  steps_ = steps;
+  for (const auto& lane : lanes_) {
+    if (clear) lane->clear();
+    lane->clear_candidates();
+  }
+}
+
+void Table::insert(const Chunk& chunk) {
+  const std::lock_guard lock(mutex_);
+  const std::size_t dim = config_.dim, state = config_.state_floats;
+  for (std::size_t i = 0; i < chunk.ids.size(); ++i) {
+    lane(chunk.ids[i])
+        .insert(chunk.ids[i], chunk.weights.data() + i * dim, chunk.state.data() + i * state,
+                chunk.life.empty() ? nullptr : &chunk.life[i]);
+  }
+}
+
+void Table::insert_candidates(const Chunk& chunk) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < chunk.ids.size(); ++i) {
+    lane(chunk.ids[i]).insert_candidate(chunk.ids[i], chunk.life[i]);
+  }
+}
+
+void Table::remove(const std::vector<std::int64_t>& ids) {
+  const std::lock_guard lock(mutex_);
+  for (const std::int64_t id : ids) lane(id).remove(id);
+}
+
+void Table::end_load() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& lane : lanes_) {
+    lane->reset_counters();
+    lane->watch_changes();
+  }
+}
+
+std::vector<std::int64_t> distinct(const std::int64_t* ids, std::size_t count, std::uint32_t* number) {
+  std::vector<std::int64_t> out(count);
+  std::vector<std::uint32_t> first(count), repeat_position(count), repeat_number(count);
+  int bits = 10;
+  while (std::size_t{1} << bits < count + count / 8) ++bits;
+  std::vector<std::uint32_t> table(std::size_t{1} << bits, kNoSlot);
+  Distinct call{ids, nullptr, count, number, out.data(), nullptr, first.data(), 0,
+                repeat_position.data(), repeat_number.data(), 0, table.data(), bits};
+  kernels(0, Kind::sgd).number(call, 0, count);
+  out.resize(call.distinct);
+  return out;
+}
+
+void sum_by_number(const float* grads, const std::uint32_t* number, std::size_t count, int dim, float* sums) {
+  std::uint32_t next = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float* grad = grads + i * dim;
+    float* sum = sums + static_cast<std::size_t>(number[i]) * dim;
+    if (number[i] == next) {
+      std::copy_n(grad, dim, sum);
+      ++next;
+    } else {
+      for (int j = 0; j < dim; ++j) sum[j] += grad[j];
+    }
+  }
+}
+
+}  // namespace heterps::store

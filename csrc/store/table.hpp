@@ -1,0 +1,114 @@
+// The sparse table: rows of floats under any 64-bit id, their optimizer, their life cycle and snapshots of them.
+//
+// A table is cut into lanes by a hash of the id, one for each thread. Calls exclude each other; within a call every
+// lane works alone, so rows need no locks, and results do not depend on the number of lanes.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lane.hpp"
+#include "pool.hpp"
+
+namespace heterps::store {
+
+struct Stats {
+  Counters counters;
+  std::uint32_t steps = 0;
+};
+
+class Table {
+ public:
+  Table(const Config& config, int threads);
+
+  // Rows of `count` ids into `out`, one after the other. Without `create`, ids without a row read as first values.
+  void pull(const std::int64_t* ids, std::size_t count, float* out, bool create, std::uint32_t seconds);
+  // Adds up the gradients of equal ids and updates each row once.
+  void push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds);
+  // The same for bags: bag b holds the ids from offsets[b] up to offsets[b + 1], the last one up to the end.
+  void bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags, bool mean,
+           float* out, bool create, std::uint32_t seconds);
+  void push_bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags, bool mean,
+                const float* grads, std::uint32_t seconds);
+
+  void set_lr(float lr);
+  void counts(const std::int64_t* ids, std::size_t count, std::int64_t* out, std::uint32_t seconds);
+  std::size_t shrink(const Shrink& rule, std::uint32_t seconds);
+  Stats stats();
+
+  // Snapshots. Only one is taken at a time; while it is, shrinking and loading wait.
+  struct Beginning {
+    std::uint32_t steps = 0;
+    std::vector<std::int64_t> removed;   // since the last snapshot
+    Chunk candidates;
+  };
+  Beginning begin_save(bool delta);
+  Chunk save_some(std::size_t most);     // empty: the end
+  void end_save(bool succeeded);
+  // Loading, chunk by chunk: rows replace those of the same id.
+  void begin_load(bool clear, std::uint32_t steps);
+  void insert(const Chunk& chunk);
+  void insert_candidates(const Chunk& chunk);
+  void remove(const std::vector<std::int64_t>& ids);
+  void end_load();
+
+ private:
+  // The ids of a call, resolved: kept for the push that follows a pull of the same ids.
+  struct Share {   // of a lane
+    std::vector<std::uint32_t> position, number, slot, first, repeat_position, repeat_number;
+    std::vector<std::int64_t> id;
+    std::size_t count = 0, distinct = 0, repeats = 0;
+    std::uint64_t generation = 0;
+
+    Distinct view(const std::int64_t* ids, bool all);
+  };
+  struct Batch {
+    std::vector<std::int64_t> ids;
+    std::vector<Share> shares;
+    bool valid = false;
+  };
+
+  int lane_of(std::int64_t id) const;
+  Lane& lane(std::int64_t id) { return *lanes_[lane_of(id)]; }
+  void spread(const std::int64_t* ids, std::size_t count, Batch& batch);
+  void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
+               std::uint32_t seconds);
+  Batch& resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
+  void update(const std::int64_t* ids, Batch& batch, const float* grads, const std::uint32_t* row_of,
+              const float* scale);
+  void fill_first_values(const std::int64_t* ids, Batch& batch, float* out);
+  std::vector<const float*> locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
+                                   std::vector<float>& firsts);
+  // Where rows are tracked, a push is a sight of its own.
+  bool remembers() const { return !config_.tracks; }
+
+  std::mutex mutex_;
+  std::condition_variable saved_;
+  bool saving_ = false;
+  std::size_t saving_lane_ = 0;
+  Config config_;
+  Pool pool_;
+  Kernels kernels_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  struct Scratch {   // of a lane, kept for the next call
+    std::vector<std::uint32_t> table, rank;
+    std::vector<float> sums;
+  };
+  std::vector<Scratch> scratches_;
+  std::vector<std::vector<std::vector<std::uint32_t>>> spread_;   // [thread][lane] positions
+  std::uint32_t steps_ = 0;
+  std::array<Batch, 4> recent_;
+  std::size_t newest_ = 0;
+  Batch scratch_;
+};
+
+// The distinct ids of a call, in the order of their first occurrence, and for each id the number of its distinct one.
+std::vector<std::int64_t> distinct(const std::int64_t* ids, std::size_t count, std::uint32_t* number);
+// Adds up the rows of `grads` by number, as `distinct` gives them.
+void sum_by_number(const float* grads, const std::uint32_t* number, std::size_t count, int dim, float* sums);
+
+}  // namespace heterps::store

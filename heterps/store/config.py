@@ -1,0 +1,148 @@
+"""What a sparse table is made of: its shape, its optimizer and the life cycle of its rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from heterps.errors import InvalidInput, did_you_mean
+
+EPS = {"adagrad": 1e-10, "rowwise-adagrad": 1e-8, "adam": 1e-8}
+"""Defaults of `eps`: torch's for adagrad and adam, FBGEMM's for row-wise adagrad."""
+
+STATE_FLOATS = {
+    "sgd": lambda dim: 0,
+    "momentum": lambda dim: dim,
+    "adagrad": lambda dim: dim,
+    "rowwise-adagrad": lambda dim: 1,
+    "adam": lambda dim: 2 * dim + 1,
+    "ftrl": lambda dim: 2 * dim,
+}
+"""Floats of optimizer state beside each row, by optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    """How a row follows its gradient. A row's gradient is the sum over its duplicates in a push.
+
+    It is clipped first (`clip_value` each element, then `clip_norm` the row's length), then `weight_decay · row` is
+    added, then the rule of `name` is applied:
+
+    - `sgd`: w -= lr·g
+    - `momentum`: v = momentum·v + g; w -= lr·v
+    - `adagrad`: h += g²; w -= lr·g / (√h + eps)
+    - `rowwise-adagrad`: h += mean(g²), one h a row; w -= lr·g / (√h + eps)
+    - `adam`: torch's rule, with t the number of times this row was updated, so that sharding changes nothing;
+      rows without a gradient stay as they are
+    - `ftrl`: σ = (√(n+g²) - √n)/lr; z += g - σ·w; n += g²; w = 0 if |z| ≤ l1, else
+      (sign(z)·l1 - z) / ((beta + √n)/lr + l2)
+    """
+
+    name: str = "rowwise-adagrad"
+    lr: float = 0.01
+    eps: float | None = None
+    """Added to roots; None: the optimizer's usual one (see `EPS`)."""
+    initial_accumulator: float = 0.0
+    """First value of h (adagrad, rowwise-adagrad) and n (ftrl)."""
+    momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.999
+    beta: float = 1.0
+    """FTRL's smoothing of the learning rate."""
+    l1: float = 0.0
+    l2: float = 0.0
+    weight_decay: float = 0.0
+    clip_value: float = math.inf
+    clip_norm: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.name not in STATE_FLOATS:
+            hint = did_you_mean(self.name, STATE_FLOATS)
+            raise InvalidInput(f"optimizer: one of {', '.join(STATE_FLOATS)}, not {self.name!r}.{hint}")
+        for name in ("lr", "initial_accumulator", "beta", "l1", "l2", "weight_decay"):
+            _check(name, getattr(self, name), least=0.0)
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise InvalidInput(f"optimizer: {name} lies in [0, 1), not {getattr(self, name)!r}")
+        for name in ("clip_value", "clip_norm"):
+            if not getattr(self, name) > 0:
+                raise InvalidInput(
+                    f"optimizer: {name} is positive (leave it out for none), not {getattr(self, name)!r}"
+                )
+        if self.name == "ftrl" and self.lr == 0:
+            raise InvalidInput("optimizer: ftrl divides by lr, which must be positive")
+        if self.eps is None:
+            object.__setattr__(self, "eps", EPS.get(self.name, 0.0))
+        _check("eps", self.eps, least=0.0)
+
+    def state_floats(self, dim: int) -> int:
+        """Floats of state beside a row of `dim` floats."""
+        return STATE_FLOATS[self.name](dim)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableConfig:
+    """Everything that decides what a table holds after a sequence of pulls and pushes (threads and shards do not)."""
+
+    dim: int
+    name: str = "table"
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    seed: int = 0
+    """First values are a pure function of (seed, name, id)."""
+    init_scale: float = 0.01
+    """First values are uniform in [-init_scale, init_scale)."""
+    admit_after: int = 1
+    """Sights (occurrences in creating pulls) after which an id gets a row; until then it reads as zeros, and pushes
+    to it are dropped. 1: at first sight."""
+    expire_steps: int = 0
+    """A row unseen for more than so many steps (pushes) counts as absent; 0: never."""
+    expire_seconds: float = 0.0
+    """The same by time; 0: never."""
+    counts: bool = False
+    """Keep each row's sights and when it was last seen (8 bytes a row). Implied by the three above."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dim, int) or not 1 <= self.dim <= 65_536:
+            raise InvalidInput(f"table {self.name!r}: dim is a whole number from 1 to 65536, not {self.dim!r}")
+        if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
+            raise InvalidInput(f"table {self.name!r}: seed is a whole number of 64 bits, not {self.seed!r}")
+        if self.admit_after < 1:
+            raise InvalidInput(f"table {self.name!r}: admit_after is at least 1, not {self.admit_after!r}")
+        _check("init_scale", self.init_scale, least=0.0)
+        _check("expire_steps", self.expire_steps, least=0.0)
+        _check("expire_seconds", self.expire_seconds, least=0.0)
+
+    @property
+    def tracks(self) -> bool:
+        """True if rows carry counts and the time they were last seen."""
+        return self.counts or self.admit_after > 1 or self.expire_steps > 0 or self.expire_seconds > 0
+
+    @property
+    def state_floats(self) -> int:
+        """Floats of optimizer state beside each row."""
+        return self.optimizer.state_floats(self.dim)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, for files and the wire; infinities are left out."""
+        return _without_infinities(dataclasses.asdict(self))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TableConfig:
+        """The inverse of `to_dict`; an unknown or missing key is an `InvalidInput`."""
+        try:
+            return cls(**{**data, "optimizer": Optimizer(**data.get("optimizer", {}))})
+        except TypeError as error:
+            raise InvalidInput(f"table configuration: {error}") from None
+
+
+def _check(name: str, value: float | None, *, least: float) -> None:
+    if value is None or not math.isfinite(value) or value < least:
+        raise InvalidInput(f"{name} is a number of at least {least:g}, not {value!r}")
+
+
+def _without_infinities(data: dict[str, Any]) -> dict[str, Any]:
+    plain = {k: _without_infinities(v) if isinstance(v, dict) else v for k, v in data.items()}
+    return {k: v for k, v in plain.items() if v != math.inf}

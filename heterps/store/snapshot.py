@@ -1,0 +1,245 @@
+"""Snapshots of a table: one file, written beside and renamed into place, every part of it checked when it is read.
+
+A file is a sequence of blocks, each `length (8 bytes) | CRC-32 (4 bytes) | payload`, after the magic `HPSSNAP1`. The
+first block is the header (JSON: identity, parent, configuration, steps, …); then ids that were removed (int64); then
+candidates (ids, lives); then chunks of rows (count, ids, weights, state, lives); then an empty block, and the number of
+rows in all. Numbers are little-endian. A delta holds the rows changed since its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps import _native
+from heterps.errors import HeterPSError, InvalidInput
+from heterps.store.config import TableConfig
+
+MAGIC = b"HPSSNAP1"
+FORMAT = "heterps.snapshot/1"
+SUFFIX = ".hps"
+ROWS_AT_ONCE = 16_384
+"""Rows of a chunk: copying so many holds up training for less than a millisecond or two."""
+
+_HEAD = struct.Struct("<QI")
+_COUNT = struct.Struct("<Q")
+Keep = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a table needs to know of the snapshot it now holds."""
+
+    identity: str
+    seconds: int
+
+
+def save(
+    core: _native.SparseTable, config: TableConfig, path: str | PathLike[str], *, parent: str | None, seconds: int
+) -> str:
+    """Writes a snapshot and returns its identity; with `parent`, the delta since that one.
+
+    Raises:
+        InvalidInput: for a delta of a table that was never saved or loaded.
+    """
+    if parent == "":
+        raise InvalidInput(f"{path}: a delta needs a snapshot before it; save the table whole first")
+    identity = uuid.uuid4().hex
+    steps, removed, waiting, waiting_lives = core.begin_save(parent is not None)
+    done = False
+    try:
+        with _replacing(Path(path)) as file:
+            header = {
+                "format": FORMAT, "identity": identity, "parent": parent, "config": config.to_dict(),
+                "steps": steps, "seconds": seconds,
+            }  # fmt: skip
+            file.write(MAGIC)
+            _write(file, json.dumps(header).encode())
+            _write(file, removed)
+            _write(file, waiting)
+            _write(file, waiting_lives)
+            rows = 0
+            while len((chunk := core.save_some(ROWS_AT_ONCE))[0]):
+                rows += len(chunk[0])
+                for part in chunk:
+                    _write(file, part)
+            _write(file, b"")
+            _write(file, _COUNT.pack(rows))
+        done = True
+    finally:
+        core.end_save(done)
+    return identity
+
+
+def load(
+    core: _native.SparseTable, config: TableConfig, path: str | PathLike[str], *, parent: str, keep: Keep | None
+) -> Loaded:
+    """Reads a snapshot, or all of a directory, into the table. Files are checked whole before anything changes.
+
+    Raises:
+        InvalidInput: if a file is corrupt, cut short, of another table, or a delta of another parent.
+    """
+    source = Path(path)
+    files = sorted(source.glob(f"*{SUFFIX}")) if source.is_dir() else [source]
+    if not files:
+        raise InvalidInput(f"{source}: no snapshot in this directory (no file ends in {SUFFIX})")
+    headers = [_check(file, config) for file in files]
+    deltas = {header["parent"] is not None for header in headers}
+    if len(deltas) > 1:
+        raise InvalidInput(f"{source}: whole snapshots and deltas side by side; keep them in directories of their own")
+    is_delta = deltas.pop()
+    for file, header in zip(files, headers, strict=True):
+        if is_delta and header["parent"] != parent and len(files) == 1:
+            raise InvalidInput(
+                f"{file}: a delta on top of snapshot {header['parent']}, but the table holds {parent or 'none'}; "
+                "load its parent first"
+            )
+    core.begin_load(not is_delta, max(header["steps"] for header in headers))
+    for file in files:
+        _read_into(core, config, file, keep)
+    core.end_load()
+    return Loaded(headers[0]["identity"], max(header["seconds"] for header in headers))
+
+
+def export(core: _native.SparseTable, config: TableConfig, path: str | PathLike[str]) -> None:
+    """Writes the rows of this moment as Parquet, with columns `id` (int64) and `vector` (a list of `dim` floats)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    vector = pa.list_(pa.float32(), config.dim)
+    schema = pa.schema([("id", pa.int64()), ("vector", vector)])
+    core.begin_save(False)
+    try:
+        with _replacing(Path(path)) as file, pq.ParquetWriter(file, schema) as writer:
+            while len((chunk := core.save_some(ROWS_AT_ONCE))[0]):
+                vectors = pa.FixedSizeListArray.from_arrays(pa.array(chunk[1].ravel()), config.dim)
+                writer.write_table(pa.table([pa.array(chunk[0]), vectors], schema=schema))
+    finally:
+        core.end_save(False)  # what changed is still to be saved
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when all is written and on disk; otherwise `path` stays as it was."""
+    name = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+        name = None
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise HeterPSError(f"{path}: could not be written: {error.strerror or error}") from error
+    finally:
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+
+
+def _write(file: BinaryIO, payload: bytes | NDArray[Any]) -> None:
+    data = (
+        payload
+        if isinstance(payload, bytes)
+        else memoryview(np.ascontiguousarray(payload)).cast("B")
+        if payload.size
+        else b""
+    )
+    file.write(_HEAD.pack(len(data), zlib.crc32(data)))
+    file.write(data)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The payloads of a file's blocks, each checked."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise InvalidInput(f"{path}: not a snapshot of a table (it does not begin with {MAGIC.decode()})")
+        while head := file.read(_HEAD.size):
+            length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (size, 0)
+            if length > size - file.tell():
+                raise InvalidInput(f"{path}: cut short: {size:,} bytes are not all of it; use another snapshot")
+            payload = file.read(length)
+            if zlib.crc32(payload) != checksum:
+                raise InvalidInput(f"{path}: corrupt: a checksum does not match near byte {file.tell():,}")
+            yield payload
+
+
+def _check(path: Path, config: TableConfig) -> dict[str, Any]:
+    """The header of a file that is whole and fits the table."""
+    if not path.is_file():
+        raise InvalidInput(f"{path}: no such snapshot")
+    blocks = _blocks(path)
+    header: dict[str, Any] = json.loads(_next(blocks, path))
+    if header.get("format") != FORMAT:
+        raise InvalidInput(f"{path}: format {header.get('format')!r}, where {FORMAT!r} can be read")
+    saved = TableConfig.from_dict(header["config"])
+    for name in ("dim", "name", "seed", "init_scale", "state_floats", "tracks"):
+        if getattr(saved, name) != getattr(config, name):
+            raise InvalidInput(
+                f"{path}: of a table with {name} {getattr(saved, name)!r}, not {getattr(config, name)!r}"
+            )
+    if saved.optimizer.name != config.optimizer.name:
+        raise InvalidInput(f"{path}: of optimizer {saved.optimizer.name}, not {config.optimizer.name}")
+    for _ in range(3):
+        _next(blocks, path)
+    rows = 0
+    while ids := _next(blocks, path):
+        rows += len(ids) // 8
+        for _ in range(3):
+            _next(blocks, path)
+    if rows != _COUNT.unpack(_next(blocks, path))[0] or next(blocks, None) is not None:
+        raise InvalidInput(f"{path}: corrupt: the number of rows is another than it says")
+    return header
+
+
+def _next(blocks: Iterator[bytes], path: Path) -> bytes:
+    try:
+        return next(blocks)
+    except StopIteration:
+        raise InvalidInput(f"{path}: cut short: its end is missing; use another snapshot") from None
+
+
+def _read_into(core: _native.SparseTable, config: TableConfig, path: Path, keep: Keep | None) -> None:
+    blocks = _blocks(path)
+    next(blocks)
+
+    def ids_of(payload: bytes) -> tuple[NDArray[np.int64], NDArray[np.bool_] | slice]:
+        ids = np.frombuffer(payload, "<i8")
+        kept: NDArray[np.bool_] | slice = slice(None) if keep is None or not len(ids) else keep(ids)
+        return np.ascontiguousarray(ids[kept]), kept
+
+    core.remove(ids_of(next(blocks))[0])
+    waiting, kept = ids_of(next(blocks))
+    core.insert_candidates(waiting, _matrix(next(blocks), "<u4", 3)[kept])
+    while payload := next(blocks):
+        ids, kept = ids_of(payload)
+        weights = _matrix(next(blocks), "<f4", config.dim)[kept]
+        state = _matrix(next(blocks), "<f4", config.state_floats, rows=len(payload) // 8)[kept]
+        lives = _matrix(next(blocks), "<u4", 3)
+        core.insert(ids, np.ascontiguousarray(weights), np.ascontiguousarray(state),
+                    np.ascontiguousarray(lives[kept] if len(lives) else lives))  # fmt: skip
+
+
+def _matrix(payload: bytes, dtype: str, columns: int, rows: int = -1) -> NDArray[Any]:
+    values = np.frombuffer(payload, dtype)
+    return values.reshape(rows if columns == 0 else -1, columns)

@@ -1,0 +1,187 @@
+"""The sparse table in this process: a thin facade over the native core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps import _native
+from heterps.errors import InvalidInput
+from heterps.store import snapshot
+from heterps.store.arrays import as_ids, as_rows, rows_like
+from heterps.store.config import Optimizer, TableConfig
+from heterps.store.interface import Ids, Pooling, Rows, Stats
+
+_RULE = ("lr", "eps", "initial_accumulator", "momentum", "beta1", "beta2", "beta", "l1", "l2", "weight_decay",
+         "clip_value", "clip_norm")  # fmt: skip
+_TABLE = ("name", "seed", "init_scale", "admit_after", "expire_steps", "expire_seconds", "counts")
+
+
+class SparseTable:
+    """Rows of `dim` floats under any int64 id, in this process. See `heterps.store.interface.Table` for the calls.
+
+    Calls may come from several threads; they are applied one after the other, each with `threads` threads of its own,
+    and without the interpreter's lock.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        optimizer: str | Optimizer = "rowwise-adagrad",
+        threads: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
+    ) -> None:
+        """Makes an empty table.
+
+        Args:
+            dim: floats of a row.
+            optimizer: a name or an `Optimizer`; the optimizer's numbers (`lr`, …) may be given as options here.
+            threads: native threads of a call; results do not depend on it.
+            clock: seconds, for expiry by time.
+            **options: fields of `TableConfig` and of `Optimizer`.
+        """
+        table = {key: options.pop(key) for key in _TABLE if key in options}
+        if isinstance(optimizer, Optimizer):
+            if options:
+                raise InvalidInput(f"options of the optimizer are in it already: {', '.join(options)}")
+        else:
+            unknown = options.keys() - set(_RULE)
+            if unknown:
+                raise InvalidInput(f"a table has no option {', '.join(map(repr, sorted(unknown)))}")
+            optimizer = Optimizer(name=optimizer, **options)
+        self._make(TableConfig(dim=dim, optimizer=optimizer, **table), threads, clock)
+
+    @classmethod
+    def from_config(
+        cls, config: TableConfig, *, threads: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> SparseTable:
+        """An empty table of this configuration."""
+        table = cls.__new__(cls)
+        table._make(config, threads, clock)
+        return table
+
+    def _make(self, config: TableConfig, threads: int, clock: Callable[[], float]) -> None:
+        if threads < 1:
+            raise InvalidInput(f"threads is at least 1, not {threads!r}")
+        rule = config.optimizer
+        self.config = config
+        self.snapshot_id = ""
+        self._clock, self._began = clock, clock()
+        self._core = _native.SparseTable(
+            dim=config.dim, state_floats=config.state_floats, optimizer=rule.name,
+            numbers=[float(getattr(rule, name)) for name in _RULE], seed=config.seed % 2**64, name=config.name,
+            init_scale=config.init_scale, admit_after=config.admit_after, expire_steps=config.expire_steps,
+            expire_seconds=int(config.expire_seconds), tracks=config.tracks, threads=threads,
+        )  # fmt: skip
+
+    @property
+    def seconds(self) -> int:
+        """Whole seconds on the table's clock since it was made (or, after a load, since its saved past began)."""
+        return int(self._clock() - self._began)
+
+    def pull(self, ids: Ids, *, out: Rows | None = None, create: bool = True) -> Rows:
+        """Rows of the ids; see `Table.pull`."""
+        given = as_ids(ids)
+        rows = rows_like(given, (*given.shape, self.config.dim), out)
+        self._core.pull(given, rows, create, self.seconds)
+        return rows if out is None else out
+
+    def push(self, ids: Ids, grads: Rows) -> None:
+        """Applies gradients; see `Table.push`."""
+        given = as_ids(ids)
+        self._core.push(given, as_rows(grads, (*given.shape, self.config.dim), "gradients"), self.seconds)
+
+    def bag(
+        self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", out: Rows | None = None, create: bool = True
+    ) -> Rows:
+        """One pooled row for each bag; see `Table.bag`."""
+        given, starts = as_ids(ids), as_ids(offsets, "offsets")
+        rows = rows_like(given, (_bags(given, starts), self.config.dim), out)
+        with _offsets_explained():
+            self._core.bag(given, starts, _is_mean(mode), rows, create, self.seconds)
+        return rows if out is None else out
+
+    def push_bag(self, ids: Ids, offsets: Ids, grads: Rows, *, mode: Pooling = "sum") -> None:
+        """The push that belongs to `bag`; see `Table.push_bag`."""
+        given, starts = as_ids(ids), as_ids(offsets, "offsets")
+        rows = as_rows(grads, (_bags(given, starts), self.config.dim), "gradients")
+        with _offsets_explained():
+            self._core.push_bag(given, starts, _is_mean(mode), rows, self.seconds)
+
+    def set_lr(self, lr: float) -> None:
+        """Learning rate of later pushes."""
+        Optimizer(name=self.config.optimizer.name, lr=lr)  # refuses what is no learning rate
+        self._core.set_lr(lr)
+
+    def counts(self, ids: Ids) -> NDArray[np.int64]:
+        """Sights of each id; see `Table.counts`."""
+        if not self.config.tracks:
+            raise InvalidInput(f"table {self.config.name!r} keeps no counts; make it with counts=True")
+        given = as_ids(ids)
+        return self._core.counts(given, self.seconds).reshape(tuple(given.shape))
+
+    def shrink(self, *, min_count: int = 0, unseen_steps: int = 0, unseen_seconds: float = 0.0) -> int:
+        """Drops rows that are not worth their memory; see `Table.shrink`."""
+        if (min_count or unseen_steps or unseen_seconds) and not self.config.tracks:
+            raise InvalidInput(f"table {self.config.name!r} keeps no counts; make it with counts=True")
+        return self._core.shrink(min_count, unseen_steps, int(unseen_seconds), self.seconds)
+
+    def stats(self) -> Stats:
+        """What the table holds and has done."""
+        rows, size, candidates, hits, creations, expired, steps = self._core.stats()
+        return Stats(rows=rows, bytes=size, candidates=candidates, hits=hits, creations=creations, expired=expired,
+                     steps=steps)  # fmt: skip
+
+    def wait(self) -> None:
+        """Nothing to wait for: pushes are applied when they return."""
+
+    def save(self, path: str | PathLike[str], *, delta: bool = False) -> str:
+        """Writes a snapshot of this moment; see `Table.save`."""
+        self.snapshot_id = snapshot.save(self._core, self.config, path, parent=self.snapshot_id if delta else None,
+                                         seconds=self.seconds)  # fmt: skip
+        return self.snapshot_id
+
+    def load(
+        self, path: str | PathLike[str], *, keep: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None
+    ) -> None:
+        """Replaces the contents by a snapshot's, or by those of all snapshots in a directory; see `Table.load`.
+
+        With `keep`, only the ids for which it gives True: a shard's share of a table that was saved in others.
+        """
+        loaded = snapshot.load(self._core, self.config, path, parent=self.snapshot_id, keep=keep)
+        self.snapshot_id = loaded.identity
+        self._began = self._clock() - loaded.seconds
+
+    def export(self, path: str | PathLike[str]) -> None:
+        """Writes (id, vector) as Parquet: the rows of this moment, in no order."""
+        snapshot.export(self._core, self.config, path)
+
+
+def _bags(ids: Any, offsets: Any) -> int:
+    if ids.ndim != 1 or offsets.ndim != 1:
+        raise InvalidInput(f"ids and offsets of bags have one axis, not {ids.ndim} and {offsets.ndim}")
+    return int(offsets.shape[0])
+
+
+def _is_mean(mode: str) -> bool:
+    if mode not in ("sum", "mean"):
+        raise InvalidInput(f"mode is 'sum' or 'mean', not {mode!r}")
+    return mode == "mean"
+
+
+class _offsets_explained:  # noqa: N801
+    """Turns the core's refusal of offsets into the error users know."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is ValueError:
+            raise InvalidInput(str(error)) from None

@@ -1,0 +1,169 @@
+// The store's core under sanitizers: random calls against a plain map, and many threads at once. Prints "ok" at the end.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "hash.hpp"
+#include "table.hpp"
+
+using namespace heterps::store;
+
+namespace {
+
+#define CHECK(condition) \
+  do { \
+    if (!(condition)) { \
+      std::fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
+      std::exit(1); \
+    } \
+  } while (false)
+
+Config config(int dim, Kind kind, bool tracks = false) {
+  Config out;
+  out.dim = dim;
+  out.rule.kind = kind;
+  out.rule.lr = 1.0f;
+  out.rule.eps = 1e-8f;
+  out.rule.clip_value = out.rule.clip_norm = std::numeric_limits<float>::infinity();
+  const int floats[] = {0, dim, dim, 1, 2 * dim + 1, 2 * dim};
+  out.state_floats = floats[static_cast<int>(kind)];
+  out.init_key = init_key(7, "t");
+  out.init_scale = 0.5f;
+  out.tracks = tracks;
+  return out;
+}
+
+// SGD with a learning rate of one: a row is its first value less the sum of its gradients.
+void random_calls(int dim, int threads, bool tracks, unsigned seed) {
+  std::mt19937_64 rng(seed);
+  const Config made = config(dim, Kind::sgd, tracks);
+  Table table(made, threads);
+  std::map<std::int64_t, std::vector<double>> reference;
+  const auto row = [&](std::int64_t id) -> std::vector<double>& {
+    auto [at, fresh] = reference.try_emplace(id);
+    if (fresh) {
+      std::vector<float> first(dim);
+      init_row(made.init_key, id, made.init_scale, dim, first.data());
+      at->second.assign(first.begin(), first.end());
+    }
+    return at->second;
+  };
+  for (int call = 0; call < 60; ++call) {
+    const std::size_t count = rng() % 700;
+    const std::uint64_t range = rng() % 2 ? 50 : 100'000'000;
+    std::vector<std::int64_t> ids(count);
+    for (auto& id : ids) id = static_cast<std::int64_t>(mix(rng() % range));
+    if (count > 2) ids[0] = std::numeric_limits<std::int64_t>::min(), ids[1] = 0, ids[2] = -1;
+    std::vector<float> rows(count * dim);
+    if (rng() % 3) {
+      table.pull(ids.data(), count, rows.data(), true, 0);
+      for (std::size_t i = 0; i < count; ++i) {
+        for (int j = 0; j < dim; ++j) CHECK(std::abs(row(ids[i])[j] - rows[i * dim + j]) < 1e-3);
+      }
+    }
+    for (auto& value : rows) value = static_cast<float>(rng() % 16) / 16;
+    table.push(ids.data(), count, rows.data(), 0);
+    for (std::size_t i = 0; i < count; ++i) {
+      for (int j = 0; j < dim; ++j) row(ids[i])[j] -= rows[i * dim + j];
+    }
+    if (call % 20 == 19) {
+      table.begin_save(false);
+      std::set<std::int64_t> seen;
+      while (true) {
+        const Chunk chunk = table.save_some(100);
+        if (chunk.ids.empty()) break;
+        for (std::size_t i = 0; i < chunk.ids.size(); ++i) {
+          CHECK(seen.insert(chunk.ids[i]).second);
+          CHECK(std::abs(reference.at(chunk.ids[i])[0] - chunk.weights[i * dim]) < 1e-3);
+        }
+      }
+      table.end_save(true);
+      CHECK(seen.size() == reference.size());
+    }
+  }
+  CHECK(table.stats().counters.rows == reference.size());
+  if (tracks) {
+    const std::size_t dropped = table.shrink({2, 0, 0}, 0);
+    CHECK(table.stats().counters.rows == reference.size() - dropped);
+  }
+}
+
+// Every thread adds one to every row, again and again, while another takes snapshots, each of which is of one moment.
+void many_threads(int lanes) {
+  constexpr int kWorkers = 3, kRounds = 40, kRows = 3000, kDim = 4;
+  Table table(config(kDim, Kind::sgd), lanes);
+  std::vector<std::int64_t> ids(kRows);
+  for (int i = 0; i < kRows; ++i) ids[i] = static_cast<std::int64_t>(mix(i));
+  std::vector<float> zero(kRows * kDim, 0.0f), one(kRows * kDim, -1.0f), first(kRows * kDim);
+  table.pull(ids.data(), kRows, first.data(), true, 0);
+  std::map<std::int64_t, float> began;
+  for (int i = 0; i < kRows; ++i) began[ids[i]] = first[i * kDim];
+  std::vector<std::thread> workers;
+  for (int w = 0; w < kWorkers; ++w) {
+    workers.emplace_back([&] {
+      std::vector<float> rows(kRows * kDim);
+      for (int round = 0; round < kRounds; ++round) {
+        table.push(ids.data(), kRows, one.data(), 0);
+        table.pull(ids.data(), kRows, rows.data(), true, 0);
+      }
+    });
+  }
+  workers.emplace_back([&] {
+    for (int save = 0; save < 8; ++save) {
+      table.begin_save(save % 2 == 1);
+      std::set<long> moments;
+      std::size_t rows = 0;
+      while (true) {
+        const Chunk chunk = table.save_some(97);
+        if (chunk.ids.empty()) break;
+        rows += chunk.ids.size();
+        for (std::size_t i = 0; i < chunk.ids.size(); ++i) {
+          moments.insert(std::lround(chunk.weights[i * kDim] - began.at(chunk.ids[i])));
+        }
+      }
+      table.end_save(true);
+      CHECK(rows == kRows || save % 2 == 1);
+      CHECK(moments.size() <= 1);
+    }
+  });
+  for (auto& worker : workers) worker.join();
+  table.pull(ids.data(), kRows, zero.data(), true, 0);
+  for (int i = 0; i < kRows * kDim; ++i) CHECK(std::lround(zero[i] - first[i]) == kWorkers * kRounds);
+}
+
+void every_optimizer() {
+  for (int kind = 0; kind < 6; ++kind) {
+    for (const int dim : {1, 7, 8, 16, 33, 64}) {
+      Table table(config(dim, static_cast<Kind>(kind)), 2);
+      std::vector<std::int64_t> ids{5, 6, 5, -9};
+      std::vector<float> rows(ids.size() * dim), grads(ids.size() * dim, 0.25f);
+      const std::vector<std::int64_t> offsets{0, 0, 3};
+      for (int step = 0; step < 3; ++step) {
+        table.push(ids.data(), ids.size(), grads.data(), 0);
+        table.push_bag(ids.data(), ids.size(), offsets.data(), offsets.size(), true, grads.data(), 0);
+        table.bag(ids.data(), ids.size(), offsets.data(), offsets.size(), step == 1, rows.data(), step == 2, 0);
+      }
+      for (const float value : rows) CHECK(std::isfinite(value));
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (unsigned seed = 0; seed < 3; ++seed) {
+    for (const int threads : {1, 2}) {
+      random_calls(16, threads, seed == 1, seed);
+      random_calls(5, threads, seed == 2, seed + 100);
+    }
+  }
+  every_optimizer();
+  many_threads(1);
+  many_threads(2);
+  std::puts("ok");
+}
