@@ -18,7 +18,7 @@ def is_tensor(values: Any) -> bool:
 
 def as_ids(ids: Any, what: str = "ids") -> Any:
     """The ids as they are if the core can read them in place; contiguous if they were not. int64 only."""
-    values = ids if is_tensor(ids) else np.asarray(ids)
+    values: Any = ids if is_tensor(ids) else np.asarray(ids)
     if is_tensor(values):
         if str(values.dtype) != "torch.int64" or values.device.type != "cpu":
             raise InvalidInput(f"{what} are int64 on the CPU, not {values.dtype} on {values.device}")
@@ -32,7 +32,7 @@ def as_ids(ids: Any, what: str = "ids") -> Any:
 
 def as_rows(rows: Any, shape: tuple[int, ...], what: str) -> Any:
     """Gradients or rows, float32 and of the given shape."""
-    values = rows if is_tensor(rows) else np.asarray(rows)
+    values: Any = rows if is_tensor(rows) else np.asarray(rows)
     if tuple(values.shape) != shape:
         raise InvalidInput(f"{what} have the ids' shape and one axis of dim: {shape}, not {tuple(values.shape)}")
     if str(values.dtype) not in ("float32", "torch.float32"):

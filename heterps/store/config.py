@@ -14,14 +14,14 @@ EPS = {"adagrad": 1e-10, "rowwise-adagrad": 1e-8, "adam": 1e-8}
 """Defaults of `eps`: torch's for adagrad and adam, FBGEMM's for row-wise adagrad."""
 
 STATE_FLOATS = {
-    "sgd": lambda dim: 0,
-    "momentum": lambda dim: dim,
-    "adagrad": lambda dim: dim,
-    "rowwise-adagrad": lambda dim: 1,
-    "adam": lambda dim: 2 * dim + 1,
-    "ftrl": lambda dim: 2 * dim,
+    "sgd": (0, 0),
+    "momentum": (1, 0),
+    "adagrad": (1, 0),
+    "rowwise-adagrad": (0, 1),
+    "adam": (2, 1),
+    "ftrl": (2, 0),
 }
-"""Floats of optimizer state beside each row, by optimizer."""
+"""Floats of optimizer state beside each row, by optimizer: so many times dim, and so many more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,8 @@ class Optimizer:
 
     def state_floats(self, dim: int) -> int:
         """Floats of state beside a row of `dim` floats."""
-        return STATE_FLOATS[self.name](dim)
+        per_float, more = STATE_FLOATS[self.name]
+        return per_float * dim + more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +103,7 @@ class TableConfig:
     expire_seconds: float = 0.0
     """The same by time; 0: never."""
     counts: bool = False
-    """Keep each row's sights and when it was last seen (8 bytes a row). Implied by the three above."""
+    """Keep each row's sights and when it was last seen (12 bytes a row). Implied by the three above."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.dim, int) or not 1 <= self.dim <= 65_536:

@@ -57,7 +57,7 @@ class Table(Protocol):
         ...
 
     def bag(self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", create: bool = True) -> Rows:
-        """One pooled row for each bag: bag b holds ids[offsets[b]:offsets[b+1]], the last one the rest. Empty: zeros."""
+        """One pooled row for each bag: bag b holds ids[offsets[b]:offsets[b+1]], the last one the rest; zeros if empty."""
         ...
 
     def push_bag(self, ids: Ids, offsets: Ids, grads: Rows, *, mode: Pooling = "sum") -> None:
@@ -73,7 +73,7 @@ class Table(Protocol):
         ...
 
     def shrink(self, *, min_count: int = 0, unseen_steps: int = 0, unseen_seconds: float = 0.0) -> int:
-        """Drops expired rows, those with fewer sights than `min_count`, and those unseen for longer than given (0: any).
+        """Drops expired rows, those with fewer sights than `min_count`, and those unseen for longer than given (0: no).
 
         Returns how many were dropped; their memory is given back.
         """

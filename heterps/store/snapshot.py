@@ -142,7 +142,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        Path(name).replace(path)
         name = None
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -157,13 +157,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _write(file: BinaryIO, payload: bytes | NDArray[Any]) -> None:
-    data = (
-        payload
-        if isinstance(payload, bytes)
-        else memoryview(np.ascontiguousarray(payload)).cast("B")
-        if payload.size
-        else b""
-    )
+    data = payload if isinstance(payload, bytes) else np.ascontiguousarray(payload).reshape(-1).view(np.uint8).data
     file.write(_HEAD.pack(len(data), zlib.crc32(data)))
     file.write(data)
 
