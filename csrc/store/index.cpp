@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 
 #include "memory.hpp"
 
@@ -9,13 +10,19 @@ namespace heterps::store {
 
 namespace {
 
-constexpr double kFull = 0.8, kGrowth = 1.3;
+constexpr double kFull = 0.75, kGrowth = 1.3;
 constexpr std::uint32_t kSmallest = 16;   // buckets
-// A quarter of the entries may be inserted while old buckets are moved: one bucket each would do, two keep well ahead.
-constexpr std::uint32_t kMovedAtInsert = 2;
+// Ids of buckets that are still to be moved go there, so it must not take long, or they overflow: at three buckets for an
+// insert a tenth more ids come in meanwhile.
+constexpr std::uint32_t kMovedAtInsert = 3;
 // Chains of full buckets are far shorter than this.
 constexpr std::uint32_t kMargin = 1024;
 constexpr std::uint32_t kChunk = 1u << BucketArray::kChunkShift;
+
+std::uint64_t random_salt() {
+  std::random_device device;
+  return static_cast<std::uint64_t>(device()) << 32 | device();
+}
 
 bool is_free(std::uint32_t entry) { return entry == 0 || entry == kErased + 1; }
 
@@ -38,6 +45,7 @@ void Index::clear() {
   for (Bucket* chunk : spare_) release(chunk, kChunk * sizeof(Bucket));
   old_.clear(), present_.clear(), spare_.clear();
   view_ = {};
+  view_.salt = random_salt();
   filled_ = live_ = 0;
   present_.assign(1, nullptr);
   made_ = 0;
@@ -83,7 +91,7 @@ void Index::make_chunks(std::uint32_t buckets) {
 }
 
 std::uint32_t* Index::locate(std::int64_t id) const {
-  const std::uint64_t hash = place(id);
+  const std::uint64_t hash = view_.place(id);
   const BucketArray& array = view_.array_of(hash);
   std::uint32_t b = array.home(hash);
   for (std::uint32_t step = 0; step < array.size; ++step, b = array.after(b)) {
@@ -97,7 +105,7 @@ std::uint32_t* Index::locate(std::int64_t id) const {
 }
 
 void Index::put(const BucketArray& array, std::int64_t id, std::uint32_t slot) {
-  for (std::uint32_t b = array.home(place(id));; b = array.after(b)) {
+  for (std::uint32_t b = array.home(view_.place(id));; b = array.after(b)) {
     Bucket& bucket = array.at(b);
     for (int i = 0; i < Bucket::kEntries; ++i) {
       if (!is_free(bucket.slot[i])) continue;
@@ -116,7 +124,7 @@ void Index::insert(std::int64_t id, std::uint32_t slot) {
     start_growing();
   }
   ++live_;
-  put(view_.array_of(place(id)), id, slot);
+  put(view_.array_of(view_.place(id)), id, slot);
 }
 
 void Index::erase(std::int64_t id) {
@@ -155,7 +163,7 @@ void Index::move_some(std::uint32_t buckets) {
     for (std::uint32_t b = home, step = 0; step < old.size; ++step, b = old.after(b)) {
       Bucket& bucket = old.at(b);
       for (int i = 0; i < Bucket::kEntries && bucket.slot[i] != 0; ++i) {
-        if (bucket.slot[i] == kErased + 1 || old.home(place(bucket.id[i])) != home) continue;
+        if (bucket.slot[i] == kErased + 1 || old.home(view_.place(bucket.id[i])) != home) continue;
         put(view_.present, bucket.id[i], bucket.slot[i] - 1);
         bucket.slot[i] = kErased + 1;
       }

@@ -39,6 +39,10 @@ class Index {
     if (view_.old.size > 0) each_in(view_.old, from, to, visit);
   }
 
+  // Goes on with a growth that is under way, by so many buckets: without it one might stop halfway for good.
+  void go_on(std::uint32_t buckets) {
+    if (growing()) move_some(buckets);
+  }
   // Takes no more memory than its ids need: for after many were erased. Touches all of them.
   void fit();
   void clear();
@@ -58,7 +62,7 @@ class Index {
       }
       const Bucket& bucket = array.at(b);
       for (int i = 0; i < Bucket::kEntries && bucket.slot[i] != 0; ++i) {
-        const std::uint64_t hash = place(bucket.id[i]);
+        const std::uint64_t hash = view_.place(bucket.id[i]);
         if (bucket.slot[i] != kErased + 1 && hash >= from && hash <= to) visit(bucket.id[i], bucket.slot[i] - 1);
       }
       // Beyond the last home only ids that found no room there, up to a bucket with room.

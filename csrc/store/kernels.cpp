@@ -33,19 +33,17 @@ HETERPS_INLINE unsigned matches(const Bucket& bucket, std::int64_t id) {
 #endif
 }
 
-HETERPS_INLINE std::uint32_t find(const IndexView& index, std::int64_t id) {
-  const std::uint64_t hash = place(id);
-  const BucketArray& array = index.array_of(hash);
-  std::uint32_t b = array.home(hash);
-  for (std::uint32_t step = 0; step < array.size; ++step, b = array.after(b)) {
-    const Bucket& bucket = array.at(b);
-    for (unsigned mask = matches(bucket, id); mask != 0; mask &= mask - 1) {
-      const std::uint32_t entry = bucket.slot[__builtin_ctz(mask)];
-      if (entry != 0 && entry != kErased + 1) return entry - 1;
-    }
-    if (bucket.slot[Bucket::kEntries - 1] == 0) break;
+enum class Probe { found, absent, go_on };
+
+// Looks for an id in one bucket; a full one without it does not say that it is absent.
+HETERPS_INLINE Probe look(const Bucket& bucket, std::int64_t id, std::uint32_t& slot) {
+  for (unsigned mask = matches(bucket, id); mask != 0; mask &= mask - 1) {
+    const std::uint32_t entry = bucket.slot[__builtin_ctz(mask)];
+    if (entry == 0 || entry == kErased + 1) continue;
+    slot = entry - 1;
+    return Probe::found;
   }
-  return kNoSlot;
+  return bucket.slot[Bucket::kEntries - 1] == 0 ? Probe::absent : Probe::go_on;
 }
 
 HETERPS_INLINE void prefetch(const void* at, std::size_t bytes) {
@@ -54,66 +52,101 @@ HETERPS_INLINE void prefetch(const void* at, std::size_t bytes) {
   if (bytes % kLine != 0) __builtin_prefetch(line + bytes - 1, 1);   // which may lie on one more line
 }
 
-template <bool kAll>
-HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t end) {
+// Whether an id is new is as good as random, so nothing here branches on it: the id is written where a new one would
+// stand, an empty entry of the table is read as that place, and all is overwritten by the next id if it was not new.
+template <int kDim, bool kAll>
+HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting,
+                                const RowView& rows, int width) {
+  // Rows of the ids that were found last are fetched on the way.
+  const std::size_t bytes = sizeof(float) * (kDim > 0 ? kDim : width);
+  const std::size_t found = call.distinct - waiting, fetch = begin + (found < end - begin ? found : end - begin);
   const int shift = 64 - call.table_bits;
   const std::size_t mask = (std::size_t{1} << call.table_bits) - 1;
-  std::size_t distinct = call.distinct, repeats = call.repeats;
+  std::uint32_t distinct = static_cast<std::uint32_t>(call.distinct);
+  std::size_t repeats = call.repeats;
+  std::int64_t* const ids = call.id;
+  std::uint32_t* const table = call.table;
+  // Mixes well enough here: long chains cost time, never truth.
+  const auto entry = [&](std::int64_t id) -> std::size_t {
+    return (static_cast<std::uint64_t>(id) ^ static_cast<std::uint64_t>(id) >> 32) * kGolden >> shift;
+  };
   for (std::size_t i = begin; i < end; ++i) {
     const std::uint32_t p = kAll ? static_cast<std::uint32_t>(i) : call.position[i];
     const std::int64_t id = call.ids[p];
-    // A multiplication mixes well enough here: long chains cost time, never truth.
-    std::size_t at = (static_cast<std::uint64_t>(id) * kGolden ^ static_cast<std::uint64_t>(id) >> 32) * kGolden >> shift;
-    std::uint32_t number = call.table[at];
-    while (number != kNoSlot && call.id[number] != id) {
+    std::size_t at = entry(id);
+    if (i < fetch) {
+      const std::uint32_t slot = call.slot[waiting + i - begin];
+      if (slot != kNoSlot) prefetch(rows.weights(slot), bytes);
+    }
+    ids[distinct] = id;
+    std::uint32_t number = table[at] < distinct ? table[at] : distinct;
+    while (ids[number] != id) [[unlikely]] {
       at = (at + 1) & mask;
-      number = call.table[at];
+      number = table[at] < distinct ? table[at] : distinct;
     }
-    if (number == kNoSlot) {
-      number = static_cast<std::uint32_t>(distinct++);
-      call.table[at] = number;
-      call.id[number] = id;
-      call.first[number] = p;
-    } else {
-      call.repeat_position[repeats] = p;
-      call.repeat_number[repeats++] = number;
-    }
+    const bool fresh = number == distinct;
+    table[at] = number;
     call.number[i] = number;
+    call.first[distinct] = p;
+    call.repeat_position[repeats] = p;
+    call.repeat_number[repeats] = number;
+    distinct += fresh;
+    repeats += !fresh;
   }
   call.distinct = distinct;
   call.repeats = repeats;
 }
 
-void number(Distinct& call, std::size_t begin, std::size_t end) {
+template <int kDim>
+void number(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting, const RowView& rows, int dim) {
   if (call.position == nullptr) {
-    number_some<true>(call, begin, end);
+    number_some<kDim, true>(call, begin, end, waiting, rows, dim);
   } else {
-    number_some<false>(call, begin, end);
+    number_some<kDim, false>(call, begin, end, waiting, rows, dim);
   }
 }
 
-template <int kDim>
-void probe(Distinct& call, std::size_t begin, const IndexView& index, const RowView& rows, int width) {
-  const std::size_t bytes = sizeof(float) * (kDim > 0 ? kDim : width), end = call.distinct;
-  const auto fetch = [&](std::size_t u) {
-    const std::uint64_t hash = place(call.id[u]);
-    const BucketArray& array = index.array_of(hash);
-    __builtin_prefetch(&array.at(array.home(hash)));
-  };
-  for (std::size_t u = begin; u < end && u < begin + kAhead; ++u) fetch(u);
-  for (std::size_t u = begin; u < end; ++u) {
-    if (u + kAhead < end) fetch(u + kAhead);
-    const std::uint32_t slot = find(index, call.id[u]);
+HETERPS_INLINE const Bucket& home_of(const IndexView& index, std::int64_t id) {
+  const std::uint64_t hash = index.place(id);
+  const BucketArray& array = index.array_of(hash);
+  return array.at(array.home(hash));
+}
+
+// Three in ten ids stand behind their home bucket. To wait for the next one would stall the rest, so it is fetched, and
+// looked into when all have been looked for at home.
+void probe(Distinct& call, std::size_t begin, const IndexView& index) {
+  std::uint32_t* const behind = call.behind;
+  std::size_t waits = 0;
+  for (std::size_t u = begin; u < call.distinct; ++u) {
+    const Bucket& bucket = home_of(index, call.id[u]);
+    std::uint32_t slot = kNoSlot;
+    const Probe result = look(bucket, call.id[u], slot);
     call.slot[u] = slot;
-    if (slot != kNoSlot) prefetch(rows.weights(slot), bytes);
+    behind[waits] = static_cast<std::uint32_t>(u);
+    waits += result == Probe::go_on;
+    if (result == Probe::go_on) __builtin_prefetch(&bucket + 1);   // the next one, but for the last of a chunk
   }
+  for (std::size_t w = 0; w < waits; ++w) {
+    const std::int64_t id = call.id[behind[w]];
+    const std::uint64_t hash = index.place(id);
+    const BucketArray& array = index.array_of(hash);
+    std::uint32_t slot = kNoSlot, b = array.after(array.home(hash)), step = 1;
+    while (look(array.at(b), id, slot) == Probe::go_on && ++step < array.size) b = array.after(b);
+    call.slot[behind[w]] = slot;
+  }
+}
+
+void fetch(const Distinct& call, std::size_t begin, const IndexView& index) {
+  for (std::size_t u = begin; u < call.distinct; ++u) __builtin_prefetch(&home_of(index, call.id[u]));
 }
 
 template <int kDim, bool kAll>
-HETERPS_INLINE void gather_some(const Distinct& call, std::size_t begin, std::size_t end, const RowView& rows, int width,
-                                float* out) {
-  const std::size_t dim = kDim > 0 ? kDim : width;
+HETERPS_INLINE void gather_some(const Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting,
+                                const IndexView& index, const RowView& rows, int width, float* out) {
+  const std::size_t dim = kDim > 0 ? kDim : width, count = call.distinct;
   for (std::size_t i = begin; i < end; ++i) {
+    // Buckets of the ids that will be looked for next are fetched on the way.
+    if (waiting < count) __builtin_prefetch(&home_of(index, call.id[waiting++]));
     const std::size_t p = kAll ? i : call.position[i];
     const std::uint32_t slot = call.slot[call.number[i]];
     if (slot != kNoSlot) [[likely]] {
@@ -125,11 +158,12 @@ HETERPS_INLINE void gather_some(const Distinct& call, std::size_t begin, std::si
 }
 
 template <int kDim>
-void gather(const Distinct& call, std::size_t begin, std::size_t end, const RowView& rows, int dim, float* out) {
+void gather(const Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting, const IndexView& index,
+            const RowView& rows, int dim, float* out) {
   if (call.position == nullptr) {
-    gather_some<kDim, true>(call, begin, end, rows, dim, out);
+    gather_some<kDim, true>(call, begin, end, waiting, index, rows, dim, out);
   } else {
-    gather_some<kDim, false>(call, begin, end, rows, dim, out);
+    gather_some<kDim, false>(call, begin, end, waiting, index, rows, dim, out);
   }
 }
 
@@ -165,17 +199,25 @@ HETERPS_INLINE void sum_repeats(const Distinct& call, const Gradients& from, int
 
 // Sum of squares in sixteen strands, so that the order does not depend on the width of vectors.
 HETERPS_INLINE float squares(const float* x, int dim) {
-  float part[16] = {};
+  typedef float Sixteen __attribute__((vector_size(64)));
+  typedef float Eight __attribute__((vector_size(32)));
+  typedef float Four __attribute__((vector_size(16)));
+  Sixteen sum = {};
   int j = 0;
   for (; j + 16 <= dim; j += 16) {
-    HETERPS_ROW
-    for (int k = 0; k < 16; ++k) part[k] += x[j + k] * x[j + k];
+    Sixteen some;
+    memcpy(&some, x + j, sizeof some);
+    sum += some * some;
   }
-  for (int k = 0; j + k < dim; ++k) part[k] += x[j + k] * x[j + k];
-  HETERPS_ROW
-  for (int k = 0; k < 8; ++k) part[k] += part[k + 8];
-  for (int k = 0; k < 4; ++k) part[k] += part[k + 4];
-  return (part[0] + part[2]) + (part[1] + part[3]);
+  if (j < dim) {
+    Sixteen rest = {};
+    memcpy(&rest, x + j, sizeof(float) * (dim - j));
+    sum += rest * rest;
+  }
+  const Eight eight = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
+                      __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Four four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 struct Powers {   // of Adam's betas: rows that are updated together often have the same age
@@ -267,8 +309,10 @@ void apply(const Rule& rule, const Distinct& call, const Gradients& from, const 
   const bool plain = is_plain(rule) && from.scale == nullptr;
   float* copy = from.sums + call.repeats * static_cast<std::size_t>(dim);
   Powers powers;
-  const auto fetch = [&](std::uint32_t slot) {
+  const auto fetch = [&](std::size_t u) {
+    const std::uint32_t slot = call.slot[u], p = call.first[u];
     if (slot == kNoSlot) return;
+    __builtin_prefetch(from.grads + static_cast<std::size_t>(from.row_of != nullptr ? from.row_of[p] : p) * dim);
     prefetch(rows.weights(slot), sizeof(float) * dim);
     if constexpr (kKind == Kind::rowwise_adagrad) {
       __builtin_prefetch(rows.state(slot), 1);
@@ -276,9 +320,9 @@ void apply(const Rule& rule, const Distinct& call, const Gradients& from, const 
       prefetch(rows.state(slot), rows.state_bytes);
     }
   };
-  for (std::size_t u = 0; u < count && u < kAhead; ++u) fetch(call.slot[u]);
+  for (std::size_t u = 0; u < count && u < kAhead; ++u) fetch(u);
   for (std::size_t u = 0; u < count; ++u) {
-    if (u + kAhead < count) fetch(call.slot[u + kAhead]);
+    if (u + kAhead < count) fetch(u + kAhead);
     const std::uint32_t slot = call.slot[u];
     if (slot == kNoSlot) continue;
     float* w = rows.weights(slot);
@@ -342,7 +386,7 @@ void flat_push(const Rule& rule, float* rows, float* state, const std::uint32_t*
 
 template <int kDim>
 Kernels of_width(Kind kind) {
-  Kernels out{number, probe<kDim>, gather<kDim>, nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
+  Kernels out{number<kDim>, fetch, probe, gather<kDim>, nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
   switch (kind) {
     case Kind::sgd: out.update = apply<Kind::sgd, kDim>; break;
     case Kind::momentum: out.update = apply<Kind::momentum, kDim>; break;

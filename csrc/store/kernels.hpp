@@ -17,7 +17,7 @@ struct Rule {
 };
 
 // The ids of one call that belong to one lane, and the distinct ones among them, numbered as they first occur. All
-// arrays have room for `count`.
+// arrays have room for `count`, and one.
 struct Distinct {
   const std::int64_t* ids;
   const std::uint32_t* position;   // of the lane's ids in the call, ascending; null: all of them
@@ -30,6 +30,7 @@ struct Distinct {
   std::uint32_t* repeat_position;  // ids that occur again: where, and their numbers
   std::uint32_t* repeat_number;
   std::size_t repeats;
+  std::uint32_t* behind;           // scratch
   std::uint32_t* table;            // scratch: kNoSlot everywhere, a power of two and more than `count` of them
   int table_bits;
 };
@@ -44,12 +45,18 @@ struct Gradients {
 };
 
 struct Kernels {
-  // Numbers the lane's ids from `begin` to `end`, after those before.
-  void (*number)(Distinct&, std::size_t begin, std::size_t end);
-  // Finds the slots of the distinct ids from number `begin` on, kNoSlot where there is none, and has their rows fetched.
-  void (*probe)(Distinct&, std::size_t begin, const IndexView&, const RowView&, int dim);
-  // Copies rows to out[position]; zeros where there is none.
-  void (*gather)(const Distinct&, std::size_t begin, std::size_t end, const RowView&, int dim, float* out);
+  // A call is worked on in blocks, and what the next step of a block will read is fetched during one of another block.
+  // Numbers the lane's ids from `begin` to `end`, after those before; fetches the rows of the distinct ids from number
+  // `waiting` on that were there before.
+  void (*number)(Distinct&, std::size_t begin, std::size_t end, std::size_t waiting, const RowView&, int dim);
+  // Fetches the buckets of the distinct ids from number `begin` on.
+  void (*fetch)(const Distinct&, std::size_t begin, const IndexView&);
+  // Finds the slots of the distinct ids from number `begin` on, kNoSlot where there is none.
+  void (*probe)(Distinct&, std::size_t begin, const IndexView&);
+  // Copies rows to out[position], zeros where there is none; fetches the buckets of the distinct ids from number
+  // `waiting` on.
+  void (*gather)(const Distinct&, std::size_t begin, std::size_t end, std::size_t waiting, const IndexView&,
+                 const RowView&, int dim, float* out);
   // Sums up gradients of equal ids and updates the rows that have a slot.
   void (*update)(const Rule&, const Distinct&, const Gradients&, const RowView&, int dim);
   // The sum, or the mean, of `count` rows; a null row is zeros.

@@ -10,7 +10,7 @@ namespace heterps::store {
 namespace {
 
 // Ids that are numbered, found and copied before the next ones: their rows stay in the nearest caches.
-constexpr std::size_t kBlock = 2048;
+constexpr std::size_t kBlock = 1024;
 constexpr std::uint64_t kLastHash = std::numeric_limits<std::uint64_t>::max();
 
 std::uint32_t plus(std::uint32_t count, std::uint32_t more) {
@@ -143,25 +143,38 @@ void Lane::live(Distinct& call, Access access) {
   }
 }
 
+void Lane::make_missing(Distinct& call, std::size_t from) {
+  for (std::size_t u = from; u < call.distinct; ++u) {
+    if (call.slot[u] != kNoSlot) continue;
+    call.slot[u] = create(call.id[u]);
+    ++misses_;
+  }
+}
+
 void Lane::resolve(Distinct& call, Access access, Now now, float* out) {
   now_ = now;
   misses_ = 0;
+  if (access != Access::peek) index_.go_on(static_cast<std::uint32_t>(call.count / 16 + 1));
   // Life depends on how often an id occurs in the whole call, so that is found out first where rows are tracked.
   const std::size_t block = config_.tracks ? std::max<std::size_t>(1, call.count) : kBlock;
-  for (std::size_t begin = 0; begin < call.count; begin += block) {
-    const std::size_t end = std::min(begin + block, call.count), known = call.distinct;
-    kernels_.number(call, begin, end);
-    kernels_.probe(call, known, index_.view(), rows_.view(), config_.dim);
+  std::size_t end = std::min(block, call.count), found = 0;
+  kernels_.number(call, 0, end, 0, rows_.view(), config_.dim);
+  kernels_.fetch(call, 0, index_.view());
+  for (std::size_t begin = 0; begin < call.count;) {
+    kernels_.probe(call, found, index_.view());
     if (config_.tracks) {
       live(call, access);
     } else if (access != Access::peek) {
-      for (std::size_t u = known; u < call.distinct; ++u) {
-        if (call.slot[u] != kNoSlot) continue;
-        call.slot[u] = create(call.id[u]);
-        ++misses_;
-      }
+      make_missing(call, found);
     }
-    if (out != nullptr) kernels_.gather(call, begin, end, rows_.view(), config_.dim, out);
+    const std::size_t known = call.distinct, next = std::min(end + block, call.count);
+    kernels_.number(call, end, next, found, rows_.view(), config_.dim);
+    if (out != nullptr) {
+      kernels_.gather(call, begin, end, known, index_.view(), rows_.view(), config_.dim, out);
+    } else {
+      kernels_.fetch(call, known, index_.view());
+    }
+    begin = end, end = next, found = known;
   }
   if (access == Access::pull) hits_ += call.count - misses_;
 }

@@ -79,6 +79,7 @@ class Lane {
   void watch_changes();
 
  private:
+  void make_missing(Distinct& call, std::size_t from);
   void live(Distinct& call, Access access);
   std::uint32_t sight(std::int64_t id, std::uint32_t slot, Access access, std::uint32_t times);
   std::uint32_t admit(std::int64_t id, std::uint32_t times);

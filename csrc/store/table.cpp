@@ -14,12 +14,11 @@ Table::Table(const Config& config, int threads)
 }
 
 int Table::lane_of(std::int64_t id) const {
-  // Bits that the index uses least: the middle of the hash.
-  return static_cast<int>(((place(id) >> 32 & 0xFFFF) * lanes_.size()) >> 16);
+  return static_cast<int>(((spread(id) >> 48) * lanes_.size()) >> 16);
 }
 
 // Positions of each lane's ids, ascending; every thread looks at a stretch of the call.
-void Table::spread(const std::int64_t* ids, std::size_t count, Batch& batch) {
+void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch) {
   const std::size_t lanes = lanes_.size();
   batch.shares.resize(lanes);
   if (lanes == 1) return;
@@ -33,13 +32,13 @@ void Table::spread(const std::int64_t* ids, std::size_t count, Batch& batch) {
 
 Distinct Table::Share::view(const std::int64_t* ids, bool all) {
   return {ids, all ? nullptr : position.data(), count, number.data(), id.data(), slot.data(), first.data(), distinct,
-          repeat_position.data(), repeat_number.data(), repeats, nullptr, 0};
+          repeat_position.data(), repeat_number.data(), repeats, nullptr, nullptr, 0};
 }
 
 void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                     std::uint32_t seconds) {
   if (count > kMostSlots) throw std::length_error("a call takes at most 4,294,967,280 ids");
-  spread(ids, count, batch);
+  share_out(ids, count, batch);
   const bool all = lanes_.size() == 1;
   pool_.run([&](int l) {
     Share& share = batch.shares[l];
@@ -49,17 +48,21 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
     }
     share.count = all ? count : share.position.size();
     for (auto* words : {&share.number, &share.slot, &share.first, &share.repeat_position, &share.repeat_number}) {
-      if (words->size() < share.count) words->resize(share.count);
+      if (words->size() <= share.count) words->resize(share.count + 1);
     }
-    if (share.id.size() < share.count) share.id.resize(share.count);
+    if (share.id.size() <= share.count) share.id.resize(share.count + 1);
     Distinct call = share.view(ids, all);
     call.distinct = call.repeats = 0;
+    // Room for twice the distinct ids that are to be expected, in steps of powers of two.
     call.table_bits = 10;
-    while (std::size_t{1} << call.table_bits < share.count + share.count / 8) ++call.table_bits;
+    const std::size_t room = std::max(share.count + share.count / 8, 2 * scratches_[l].distinct);
+    while (std::size_t{1} << call.table_bits < room) ++call.table_bits;
     scratches_[l].table.assign(std::size_t{1} << call.table_bits, kNoSlot);
     call.table = scratches_[l].table.data();
+    if (scratches_[l].behind.size() <= share.count) scratches_[l].behind.resize(share.count + 1);
+    call.behind = scratches_[l].behind.data();
     lanes_[l]->resolve(call, access, {steps_, seconds}, out);
-    share.distinct = call.distinct;
+    share.distinct = scratches_[l].distinct = call.distinct;
     share.repeats = call.repeats;
     share.generation = lanes_[l]->generation();
   });
@@ -84,22 +87,38 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool cr
     fill_first_values(ids, scratch_, out);
     return;
   }
-  Batch& batch = recent_[newest_ = (newest_ + 1) % recent_.size()];
-  batch.valid = false;
+  Batch& batch = next_batch();
   resolve(ids, count, batch, out, Lane::Access::pull, seconds);
-  if (!remembers()) return;
+  remember(ids, count, batch);
+}
+
+// One that was pushed already, so that its memory is in the caches, or else the oldest.
+Table::Batch& Table::next_batch() {
+  const auto free = std::find_if(recent_.begin(), recent_.end(), [](const Batch& batch) { return !batch.valid; });
+  Batch& batch = free != recent_.end()
+                     ? *free
+                     : *std::min_element(recent_.begin(), recent_.end(),
+                                         [](const Batch& one, const Batch& other) { return one.number < other.number; });
+  batch.valid = false;
+  return batch;
+}
+
+void Table::remember(const std::int64_t* ids, std::size_t count, Batch& batch) {
+  if (config_.tracks) return;   // there a push is a sight of its own
   batch.ids.assign(ids, ids + count);
+  batch.number = ++batches_;
   batch.valid = true;
 }
 
 // A push mostly has the ids of a recent pull, whose rows are then known.
 Table::Batch& Table::resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
-  for (std::size_t age = 0; age < recent_.size(); ++age) {
-    Batch& batch = recent_[(newest_ + recent_.size() - age) % recent_.size()];
+  for (Batch& batch : recent_) {
     if (!batch.valid || batch.ids.size() != count) continue;
     bool current = true;
     for (std::size_t l = 0; l < lanes_.size(); ++l) current &= batch.shares[l].generation == lanes_[l]->generation();
-    if (current && std::memcmp(batch.ids.data(), ids, count * sizeof *ids) == 0) return batch;
+    if (!current || std::memcmp(batch.ids.data(), ids, count * sizeof *ids) != 0) continue;
+    batch.valid = false;
+    return batch;
   }
   resolve(ids, count, scratch_, nullptr, Lane::Access::push, seconds);
   return scratch_;
@@ -152,11 +171,9 @@ std::vector<const float*> Table::locate(const std::int64_t* ids, std::size_t cou
 void Table::bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags, bool mean,
                 float* out, bool create, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
-  Batch& batch = create ? recent_[newest_ = (newest_ + 1) % recent_.size()] : scratch_;
-  batch.valid = false;
+  Batch& batch = create ? next_batch() : scratch_;
   resolve(ids, count, batch, nullptr, create ? Lane::Access::pull : Lane::Access::peek, seconds);
-  batch.ids.assign(ids, ids + count);
-  batch.valid = create && remembers();
+  if (create) remember(ids, count, batch);
   std::vector<float> firsts;
   const std::vector<const float*> rows = locate(ids, count, batch, create, firsts);
   pool_.run([&](int t) {
@@ -282,14 +299,14 @@ void Table::end_load() {
 }
 
 std::vector<std::int64_t> distinct(const std::int64_t* ids, std::size_t count, std::uint32_t* number) {
-  std::vector<std::int64_t> out(count);
-  std::vector<std::uint32_t> first(count), repeat_position(count), repeat_number(count);
+  std::vector<std::int64_t> out(count + 1);
+  std::vector<std::uint32_t> first(count + 1), repeat_position(count + 1), repeat_number(count + 1);
   int bits = 10;
   while (std::size_t{1} << bits < count + count / 8) ++bits;
   std::vector<std::uint32_t> table(std::size_t{1} << bits, kNoSlot);
   Distinct call{ids, nullptr, count, number, out.data(), nullptr, first.data(), 0,
-                repeat_position.data(), repeat_number.data(), 0, table.data(), bits};
-  kernels(0, Kind::sgd).number(call, 0, count);
+                repeat_position.data(), repeat_number.data(), 0, nullptr, table.data(), bits};
+  kernels(0, Kind::sgd).number(call, 0, count, 0, {}, 0);
   out.resize(call.distinct);
   return out;
 }

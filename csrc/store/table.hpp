@@ -69,12 +69,13 @@ class Table {
   struct Batch {
     std::vector<std::int64_t> ids;
     std::vector<Share> shares;
-    bool valid = false;
+    std::uint64_t number = 0;      // grows with each batch
+    bool valid = false;            // remembered, and not pushed yet
   };
 
   int lane_of(std::int64_t id) const;
   Lane& lane(std::int64_t id) { return *lanes_[lane_of(id)]; }
-  void spread(const std::int64_t* ids, std::size_t count, Batch& batch);
+  void share_out(const std::int64_t* ids, std::size_t count, Batch& batch);
   void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                std::uint32_t seconds);
   Batch& resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
@@ -83,8 +84,8 @@ class Table {
   void fill_first_values(const std::int64_t* ids, Batch& batch, float* out);
   std::vector<const float*> locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
                                    std::vector<float>& firsts);
-  // Where rows are tracked, a push is a sight of its own.
-  bool remembers() const { return !config_.tracks; }
+  Batch& next_batch();
+  void remember(const std::int64_t* ids, std::size_t count, Batch& batch);
 
   std::mutex mutex_;
   std::condition_variable saved_;
@@ -95,14 +96,15 @@ class Table {
   Kernels kernels_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   struct Scratch {   // of a lane, kept for the next call
-    std::vector<std::uint32_t> table, rank;
+    std::vector<std::uint32_t> table, rank, behind;
     std::vector<float> sums;
+    std::size_t distinct = 0;      // of the last call
   };
   std::vector<Scratch> scratches_;
   std::vector<std::vector<std::vector<std::uint32_t>>> spread_;   // [thread][lane] positions
   std::uint32_t steps_ = 0;
   std::array<Batch, 4> recent_;
-  std::size_t newest_ = 0;
+  std::uint64_t batches_ = 0;
   Batch scratch_;
 };
 

@@ -22,8 +22,8 @@ HETERPS_INLINE constexpr std::uint64_t mix(std::uint64_t z) {
 
 inline constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15ull;
 
-// Where an id lives in an index: apart from the hash that spreads ids over shards, and from first values.
-HETERPS_INLINE constexpr std::uint64_t place(std::int64_t id) { return mix(static_cast<std::uint64_t>(id) + kGolden); }
+// Which lane an id belongs to: apart from the hash that spreads ids over shards, and from first values.
+HETERPS_INLINE constexpr std::uint64_t spread(std::int64_t id) { return mix(static_cast<std::uint64_t>(id) + kGolden); }
 
 // A cache line of the index. Slots are stored plus one, so that zeroed memory is empty. Entries fill from the front, so a
 // bucket with room has an empty last entry.
@@ -53,9 +53,16 @@ struct BucketArray {
 struct IndexView {
   BucketArray present, old;
   std::uint32_t cursor = 0;
+  // Of this index alone. Ids in the order of one index (a snapshot's) would otherwise all fall into the first buckets of
+  // another one that is still small.
+  std::uint64_t salt = 0;
+
+  HETERPS_INLINE std::uint64_t place(std::int64_t id) const { return mix(static_cast<std::uint64_t>(id) + salt); }
 
   HETERPS_INLINE const BucketArray& array_of(std::uint64_t hash) const {
-    return old.size > 0 && old.home(hash) >= cursor ? old : present;
+    // Which one is as good as random while the index grows: chosen without a branch.
+    const BucketArray* const arrays[] = {&present, &old};
+    return *arrays[(old.size > 0) & (old.home(hash) >= cursor)];
   }
 };
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from heterps.cli import compare, explain, pareto, plan, pretrain
+from heterps.cli import compare, explain, pareto, plan, pretrain, ps
 from heterps.errors import HeterPSError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 for module in (plan, compare, pareto, explain, pretrain):
     app.command()(getattr(module, module.__name__.rpartition(".")[2]))
+app.add_typer(ps.app)
 
 
 def main() -> None:

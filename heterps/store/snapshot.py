@@ -93,25 +93,37 @@ def load(
         InvalidInput: if a file is corrupt, cut short, of another table, or a delta of another parent.
     """
     source = Path(path)
-    files = sorted(source.glob(f"*{SUFFIX}")) if source.is_dir() else [source]
-    if not files:
-        raise InvalidInput(f"{source}: no snapshot in this directory (no file ends in {SUFFIX})")
+    files = _files(source) if source.is_dir() else [source]
     headers = [_check(file, config) for file in files]
     deltas = {header["parent"] is not None for header in headers}
     if len(deltas) > 1:
         raise InvalidInput(f"{source}: whole snapshots and deltas side by side; keep them in directories of their own")
     is_delta = deltas.pop()
-    for file, header in zip(files, headers, strict=True):
-        if is_delta and header["parent"] != parent and len(files) == 1:
-            raise InvalidInput(
-                f"{file}: a delta on top of snapshot {header['parent']}, but the table holds {parent or 'none'}; "
-                "load its parent first"
-            )
+    parents = {header["parent"] for header in headers}
+    if is_delta and source.is_file() and parents != {parent}:
+        raise InvalidInput(
+            f"{source}: a delta on top of snapshot {headers[0]['parent']}, but the table holds {parent or 'none'}; "
+            "load its parent first"
+        )
     core.begin_load(not is_delta, max(header["steps"] for header in headers))
     for file in files:
         _read_into(core, config, file, keep)
     core.end_load()
     return Loaded(headers[0]["identity"], max(header["seconds"] for header in headers))
+
+
+def _files(directory: Path) -> list[Path]:
+    """The snapshots of a directory: those its manifest names, if it has one, without the leftovers of a crash."""
+    manifest = directory / "manifest.json"
+    if manifest.is_file():
+        try:
+            return [directory / part["file"] for part in json.loads(manifest.read_text())["files"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(f"{manifest}: not a manifest of snapshots: {error!r}") from None
+    files = sorted(directory.glob(f"*{SUFFIX}"))
+    if not files:
+        raise InvalidInput(f"{directory}: no snapshot in this directory (no file ends in {SUFFIX})")
+    return files
 
 
 def export(core: _native.SparseTable, config: TableConfig, path: str | PathLike[str]) -> None:

@@ -1,0 +1,270 @@
+"""A client's line to one server: numbers operations, sends them in order, and again until they are answered."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from heterps.errors import HeterPSError
+from heterps.ps.errors import InvalidRequest, ServerError, ServerTimeout, WireError
+from heterps.ps.keys import Keys, piece_bytes, protect
+from heterps.ps.server import SOCKET_BUFFER_BYTES
+from heterps.ps.wire import MAX_OPERATIONS, Array, Operation, Reply, Request, decode_replies, encode_request
+
+log = logging.getLogger("heterps.ps")
+
+FLIGHT_MESSAGES = 8
+"""Messages on the way to a server; operations behind them wait, and small ones then leave together."""
+FLIGHT_BYTES = 64 << 20
+QUEUE_BYTES = 128 << 20
+"""Arrays that wait for their turn; beyond, callers wait (assumed)."""
+QUEUE_OPERATIONS = 4096
+TOGETHER_BYTES = 256 << 10
+"""Operations leave in one message while they are smaller than this together (assumed)."""
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """Operations that left together, until all are answered."""
+
+    remaining: int
+    nbytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """An operation without an answer."""
+
+    operation: Operation
+    future: Future[Reply]
+    nbytes: int
+    message: Message | None = None
+
+
+class Channel:
+    """Callers use `submit`; everything else belongs to the client's one thread, which owns the socket."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        keys: Keys | None,
+        client: bytes,
+        *,
+        timeout_s: float,
+        retries: int,
+    ) -> None:
+        self.address = address
+        self._context, self._keys, self._client = context, keys, client
+        self._timeout_s, self._retries = timeout_s, retries
+        self._piece_bytes = piece_bytes(address)
+        self._changed = threading.Condition()
+        self._queue: deque[Pending] = deque()
+        self._queue_bytes = 0
+        self._next = 0
+        self._closed: str | None = None
+        self._flight: dict[int, Pending] = {}
+        self._flight_messages = self._flight_bytes = 0
+        self._attempts = 0
+        self._probe: int | None = None
+        """The operation sent again to learn whether the server is alive."""
+        self._refused: int | None = None
+        """Where to go on when the server, which had too much of ours, has room again."""
+        self._resent: tuple[int, float] = (-1, 0.0)
+        self._quiet_since_s = time.monotonic()
+        self.socket = self._connect()
+
+    def submit(self, verb: str, table: str, args: dict[str, Any], arrays: list[Array]) -> Future[Reply]:
+        """Queues an operation; waits while too much is queued. The arrays must not change until it is answered."""
+        nbytes = sum(array.nbytes for array in arrays)
+        future: Future[Reply] = Future()
+        with self._changed:
+            while self._queue and (self._queue_bytes > QUEUE_BYTES or len(self._queue) >= QUEUE_OPERATIONS):
+                self._changed.wait()
+            if self._closed is not None:
+                raise ServerError(self._closed)
+            self._queue.append(Pending(Operation(self._next, verb, table, args, arrays), future, nbytes))
+            self._queue_bytes += nbytes
+            self._next += 1
+        return future
+
+    @property
+    def idle(self) -> bool:
+        """True if every operation is answered."""
+        with self._changed:
+            return not self._queue and not self._flight
+
+    def deadline_s(self) -> float | None:
+        """When to call `check`, on the monotonic clock; None if nothing is on the way."""
+        return self._quiet_since_s + self._timeout_s if self._flight else None
+
+    def pump(self) -> None:
+        """Sends what may be sent."""
+        while batch := self._take():
+            if len(self._flight) == len(batch):
+                self._quiet_since_s = time.monotonic()
+            self._send(batch)
+
+    def _take(self) -> list[Pending]:
+        """The operations of the next message, now in flight; none if nothing waits, or too much is in flight."""
+        with self._changed:
+            if self._flight_messages >= FLIGHT_MESSAGES or (self._flight and self._flight_bytes > FLIGHT_BYTES):
+                return []
+            batch: list[Pending] = []
+            size = 0
+            while self._queue and len(batch) < MAX_OPERATIONS:
+                size += self._queue[0].nbytes
+                if batch and size > TOGETHER_BYTES:
+                    break
+                batch.append(self._queue.popleft())
+            if not batch:
+                return []
+            message = Message(len(batch), sum(pending.nbytes for pending in batch))
+            for pending in batch:
+                pending.message = message
+                self._flight[pending.operation.seq] = pending
+            self._flight_messages += 1
+            self._flight_bytes += message.nbytes
+            self._queue_bytes -= message.nbytes
+            self._changed.notify_all()
+            return batch
+
+    def receive(self) -> None:
+        """Takes all replies that have arrived."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            try:
+                replies = decode_replies([frame.buffer for frame in frames])
+            except WireError as error:
+                log.warning("reply of %s: %s", self.address, error)
+                continue
+            self._attempts, self._quiet_since_s = 0, time.monotonic()
+            for reply in replies:
+                self._settle(reply)
+        if self._refused is not None and self._flight_messages < FLIGHT_MESSAGES:
+            self._send_again(self._refused)
+            self._refused = None
+        self.pump()
+
+    def _settle(self, reply: Reply) -> None:
+        if reply.status in ("gap", "busy"):
+            self._go_back(reply)
+        elif reply.seq < 0:
+            self._fail(ServerError(f"{self.address}: {reply.value}"), queued=False)
+        elif (pending := self._land(reply.seq)) is not None:
+            if reply.status == "ok":
+                pending.future.set_result(reply)
+            else:
+                kind = InvalidRequest if reply.status == "invalid" else ServerError
+                pending.future.set_exception(kind(str(reply.value)))
+            if reply.seq == self._probe:  # its first answer was lost, or it was: so may be the others'
+                self._probe = None
+                self._send_again(0)
+
+    def _go_back(self, reply: Reply) -> None:
+        expected = reply.value if isinstance(reply.value, int) else 0
+        if reply.status == "busy" and reply.seq >= expected:
+            self._refused = expected
+            return
+        if reply.seq == self._probe:
+            self._probe = None
+        number, when_s = self._resent
+        if expected != number or time.monotonic() - when_s > self._timeout_s:  # once for all gaps before it
+            self._resent = (expected, time.monotonic())
+            self._send_again(expected)
+
+    def _land(self, seq: int) -> Pending | None:
+        with self._changed:
+            pending = self._flight.pop(seq, None)
+            if pending is None:
+                return None
+            message = pending.message
+            assert message is not None
+            message.remaining -= 1
+            if not message.remaining:
+                self._flight_messages -= 1
+                self._flight_bytes -= message.nbytes
+            return pending
+
+    def check(self) -> bool:
+        """Acts on a server that has been quiet for too long; True if the socket is a new one."""
+        now = time.monotonic()
+        if not self._flight or now - self._quiet_since_s < self._timeout_s:
+            return False
+        self._quiet_since_s = now
+        self._attempts += 1
+        if self._attempts > self._retries:
+            waited_s = self._timeout_s * self._attempts
+            self._fail(
+                ServerTimeout(
+                    f"no answer from {self.address} for {waited_s:g} s: is it running, with the same key file?"
+                )
+            )
+            self._attempts = 0
+        elif self._attempts == 1:
+            self._probe = next(iter(self._flight))
+            self._send([self._flight[self._probe]])
+            return False
+        self.socket.close(linger=0)
+        self.socket = self._connect()
+        self._send_again(0)
+        return True
+
+    def close(self, reason: str) -> None:
+        """Refuses further operations, fails those without an answer, and closes the socket."""
+        with self._changed:
+            self._closed = reason
+            self._changed.notify_all()
+        self._fail(ServerError(reason))
+        self.socket.close(linger=0)
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.sndhwm = dealer.rcvhwm = 0  # bounded by FLIGHT_MESSAGES
+        dealer.rcvbuf = dealer.sndbuf = SOCKET_BUFFER_BYTES
+        dealer.heartbeat_ivl, dealer.heartbeat_timeout = 10_000, 60_000
+        dealer.reconnect_ivl, dealer.reconnect_ivl_max = 50, 2000
+        try:
+            protect(dealer, self.address, self._keys, server=False)
+            dealer.connect(self.address)
+        except BaseException:
+            dealer.close()
+            raise
+        return dealer
+
+    def _send_again(self, seq: int) -> None:
+        """Sends what is in flight from number `seq` on, in messages as before."""
+        again = [pending for pending in self._flight.values() if pending.operation.seq >= seq]
+        start = 0
+        for end in range(1, len(again) + 1):
+            if end == len(again) or again[end].message is not again[start].message:
+                self._send(again[start:end])
+                start = end
+
+    def _send(self, batch: list[Pending]) -> None:
+        low = next(iter(self._flight))
+        request = Request(self._client, low, [pending.operation for pending in batch])
+        self.socket.send_multipart(encode_request(request, piece_bytes=self._piece_bytes), copy=False)
+
+    def _fail(self, error: HeterPSError, *, queued: bool = True) -> None:
+        with self._changed:
+            failed = [*self._flight.values(), *(self._queue if queued else ())]
+            self._flight.clear()
+            self._flight_messages = self._flight_bytes = 0
+            if queued:
+                self._queue.clear()
+                self._queue_bytes = 0
+            self._changed.notify_all()
+        for pending in failed:
+            pending.future.set_exception(error)

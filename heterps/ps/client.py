@@ -1,0 +1,159 @@
+"""The client of parameter servers: tables that live in other processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+import zmq
+
+from heterps.errors import InvalidInput
+from heterps.ps.channel import Channel
+from heterps.ps.errors import ServerError
+from heterps.ps.keys import Keys
+from heterps.ps.remote import RemoteTable
+from heterps.ps.rows import COMPRESS, Compress
+from heterps.ps.wire import CLIENT_BYTES, Array, Reply
+from heterps.store.config import TableConfig
+
+log = logging.getLogger("heterps.ps")
+
+
+class Client:
+    """Talks to the servers at `addresses`, each with a shard of every table; all clients name them in the same order.
+
+    A server that is quiet for `timeout_s` is asked again, `retries` times, before what waits for it raises
+    `ServerTimeout`. `compress` sends rows and gradients as bf16 or fp16. May be used from several threads.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        keys: Keys | None = None,
+        *,
+        timeout_s: float = 10.0,
+        retries: int = 5,
+        compress: Compress | None = None,
+        io_threads: int = 1,
+    ) -> None:
+        if isinstance(addresses, str) or not addresses:
+            raise InvalidInput(f"addresses: a list with one address for each shard, not {addresses!r}")
+        if compress is not None and compress not in COMPRESS:
+            raise InvalidInput(f"compress: one of {', '.join(COMPRESS)} or None, not {compress!r}")
+        if timeout_s <= 0 or retries < 0:
+            raise InvalidInput(f"timeout_s is positive and retries at least 0, not {timeout_s!r} and {retries!r}")
+        self.compress = compress
+        self._inner, self._outer = socket.socketpair()
+        self._inner.setblocking(False)
+        self._outer.setblocking(False)
+        self._stopping = False
+        self._context: zmq.Context[Any] = zmq.Context(io_threads)
+        identity = os.urandom(CLIENT_BYTES)
+        self._channels: list[Channel] = []
+        try:
+            for address in addresses:
+                channel = Channel(self._context, address, keys, identity, timeout_s=timeout_s, retries=retries)
+                self._channels.append(channel)
+        except BaseException:
+            self._end("the client failed to start")
+            raise
+        self._thread = threading.Thread(target=self._loop, name="heterps-ps-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def shards(self) -> int:
+        """Servers, each with one shard of every table."""
+        return len(self._channels)
+
+    def table(self, config: TableConfig) -> RemoteTable:
+        """The table of that name on the servers, made if there is none; one with another configuration is an error."""
+        args = [{"config": config.to_dict(), "shard": k, "shards": self.shards} for k in range(self.shards)]
+        for future in [self.submit(k, "open", config.name, args[k]) for k in range(self.shards)]:
+            future.result()
+        return RemoteTable(self, config)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """What each server says of itself: tables, clients, requests, malformed, refused and more."""
+        futures = [self.submit(k, "stats", "", {}) for k in range(self.shards)]
+        return [dict(future.result().value) for future in futures]
+
+    def submit(
+        self, shard: int, verb: str, table: str, args: dict[str, Any], arrays: Sequence[Array] = ()
+    ) -> Future[Reply]:
+        """Sends one operation to one shard, in order with all others of this client; its reply comes later."""
+        future = self._channels[shard].submit(verb, table, args, list(arrays))
+        self._wake()
+        return future
+
+    def close(self) -> None:
+        """Waits until everything sent is answered (or given up), then ends."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _loop(self) -> None:
+        reason = "the client is closed"
+        try:
+            poller = self._poller()
+            while not (self._stopping and all(channel.idle for channel in self._channels)):
+                if self._turn(poller):
+                    poller = self._poller()
+        except Exception as error:
+            log.exception("the client's thread failed")
+            reason = f"the client's thread failed: {error}"
+        finally:
+            self._end(reason)
+
+    def _poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(self._inner, zmq.POLLIN)
+        for channel in self._channels:
+            poller.register(channel.socket, zmq.POLLIN)
+        return poller
+
+    def _turn(self, poller: zmq.Poller) -> bool:
+        """Waits for something to do, and does it; True if a socket was replaced."""
+        deadlines = [deadline for channel in self._channels if (deadline := channel.deadline_s()) is not None]
+        timeout_ms = int(max(0.0, (min(deadlines) - time.monotonic()) * 1e3)) + 1 if deadlines else None
+        ready = dict(poller.poll(timeout_ms))
+        if self._inner.fileno() in ready:
+            self._inner.recv(4096)
+            for channel in self._channels:
+                channel.pump()
+        for channel in self._channels:
+            if channel.socket in ready:
+                channel.receive()
+        replaced = [channel.check() for channel in self._channels]
+        return any(replaced)
+
+    def _wake(self) -> None:
+        try:
+            self._outer.send(b"\0")
+        except BlockingIOError:
+            pass  # it will wake anyway
+        except OSError:
+            raise ServerError("the client is closed") from None
+
+    def _end(self, reason: str) -> None:
+        for channel in self._channels:
+            channel.close(reason)
+        self._context.term()
+        self._inner.close()
+        self._outer.close()

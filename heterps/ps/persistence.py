@@ -1,0 +1,72 @@
+"""A server's own snapshot: its tables and what it knows of its clients, so that a restart continues where it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from heterps.errors import InvalidInput
+from heterps.ps.hosting import Host
+from heterps.ps.sessions import Sessions
+
+FORMAT = "heterps.server/1"
+MANIFEST = "server.json"
+
+
+def write_json(path: Path, data: object) -> None:
+    """Replaces a file atomically: readers see the old one or the new one, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with temporary.open("w") as file:
+        json.dump(data, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def save_server(directory: Path, host: Host, sessions: Sessions) -> None:
+    """Writes every table, then the manifest that makes them valid; what an older manifest named is removed last."""
+    directory.mkdir(parents=True, exist_ok=True)
+    generation = uuid.uuid4().hex[:12]
+    tables = []
+    for number, hosted in enumerate(host.tables.values()):
+        file = f"{generation}-{number:05d}.hps"
+        hosted.table.save(str(directory / file))
+        tables.append({"config": hosted.config.to_dict(), "shard": hosted.shard, "shards": hosted.shards, "file": file})
+    write_json(directory / MANIFEST, {"format": FORMAT, "tables": tables, "sessions": sessions.to_dict()})
+    remove_except(directory, {entry["file"] for entry in tables})  # type: ignore[misc]
+
+
+def load_server(directory: Path, host: Host, sessions: Sessions) -> None:
+    """Restores what `save_server` wrote; nothing if the directory has no manifest."""
+    path = directory / MANIFEST
+    if not path.exists():
+        return
+    try:
+        saved = json.loads(path.read_text())
+        if saved["format"] != FORMAT:
+            raise ValueError(f"format {saved['format']!r}")
+        for entry in saved["tables"]:
+            hosted = host.open(entry["config"].get("name", "table"), entry)
+            hosted.table.load(str(directory / entry["file"]))
+        sessions.restore(saved["sessions"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"{path}: not a snapshot of a server ({type(error).__name__}: {error})") from None
+
+
+def remove_except(directory: Path, files: set[str]) -> None:
+    """Removes the snapshots (*.hps) in a directory other than `files`."""
+    for old in directory.glob("*.hps"):
+        if old.name not in files:
+            if old.is_dir():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.unlink(missing_ok=True)

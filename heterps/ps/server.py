@@ -1,0 +1,285 @@
+"""The parameter server: hosts shards of named tables and serves many clients over one ROUTER socket."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import zmq
+
+from heterps.errors import InvalidInput
+from heterps.ps.errors import WireError
+from heterps.ps.gate import Gate
+from heterps.ps.hosting import Host, MakeTable
+from heterps.ps.keys import Keys, piece_bytes, protect
+from heterps.ps.lanes import Lanes
+from heterps.ps.persistence import load_server, save_server
+from heterps.ps.sessions import Route, Session, Sessions, Verdict
+from heterps.ps.wire import MAX_FRAME_BYTES, MAX_OPERATIONS, Operation, Reply, decode_request, encode_replies
+from heterps.store.config import TableConfig
+from heterps.store.table import SparseTable
+
+log = logging.getLogger("heterps.ps")
+
+WINDOW = 16 * MAX_OPERATIONS
+"""Operations of one client that may be in work; beyond, the client is told to wait."""
+QUEUED_BYTES = 512 << 20
+"""Arrays of requests in work; beyond, the server stops reading, and TCP holds the clients back (assumed)."""
+SOCKET_BUFFER_BYTES = 4 << 20
+"""Room for a batch of rows in the kernel, so that sender and receiver overlap."""
+TURN_MESSAGES = 64
+"""Messages read in a row before replies get their turn."""
+DRAIN_TURNS = 64
+"""Turns in which an ending server still takes what has arrived."""
+LINGER_MS = 2000
+"""Time that replies have to leave after the server ends."""
+
+
+def native_table(config: TableConfig) -> Any:
+    """A local table of the native core."""
+    return SparseTable.from_config(config)
+
+
+class Server:
+    """Serves until `stop`, in a thread of its own (`start`) or the caller's (`serve`); `close` stops, drains and saves.
+
+    It may listen at several addresses: tcp for other machines, with the job's keys, and ipc for its own, which costs no
+    encryption. One thread reads and writes messages; `threads` others do the work, each table by one of them at a time.
+    With `save_dir`, the tables and the state of clients found there are restored at the start and saved at the end.
+    """
+
+    def __init__(
+        self,
+        bind: str | Sequence[str],
+        keys: Keys | None = None,
+        *,
+        make_table: MakeTable = native_table,
+        threads: int = 2,
+        io_threads: int = 1,
+        save_dir: str | os.PathLike[str] | None = None,
+        window: int = WINDOW,
+        queued_bytes: int = QUEUED_BYTES,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        self._host = Host(make_table)
+        self._sessions = Sessions(window=window)
+        self._save_dir = None if save_dir is None else Path(save_dir)
+        if self._save_dir is not None:
+            load_server(self._save_dir, self._host, self._sessions)
+        self._most_queued_bytes = queued_bytes
+        self._queued_bytes = 0
+        self._in_work = 0
+        self._requests = self._malformed = 0
+        self._started_s = time.monotonic()
+        self._outbox: deque[tuple[Session, list[Reply], int]] = deque()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._inner, self._outer = socket.socketpair()
+        self._inner.setblocking(False)
+        self._outer.setblocking(False)
+        self._context: zmq.Context[Any] = zmq.Context(io_threads)
+        self._routers: list[zmq.Socket[bytes]] = []
+        self.addresses: list[str] = []
+        """Where it listens, with the ports that it was given for `*`."""
+        self._gate = Gate(self._context)
+        try:
+            for address in [bind] if isinstance(bind, str) else bind:
+                self._bind(address, keys, max_frame_bytes)
+        except BaseException:
+            self._close_sockets()
+            raise
+        self._lanes = Lanes(threads)
+        self._savers = Lanes(1)
+
+    def _bind(self, bind: str, keys: Keys | None, max_frame_bytes: int) -> None:
+        router = self._context.socket(zmq.ROUTER)
+        self._routers.append(router)
+        router.linger = LINGER_MS
+        router.maxmsgsize = max_frame_bytes
+        router.sndhwm = router.rcvhwm = 1024
+        router.rcvbuf = router.sndbuf = SOCKET_BUFFER_BYTES
+        router.heartbeat_ivl, router.heartbeat_timeout = 10_000, 60_000
+        protect(router, bind, keys, server=True)
+        if bind.startswith("tcp://") and keys is not None:
+            self._gate.guard(router, keys.client_public)
+        try:
+            router.bind(bind)
+        except zmq.ZMQError as error:
+            raise InvalidInput(f"cannot bind to {bind}: {error}") from None
+        endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.addresses.append(endpoint.rstrip(b"\0").decode())
+
+    def start(self) -> Server:
+        """Serves in a thread of its own."""
+        self._thread = threading.Thread(target=self.serve, name="heterps-ps-server", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Asks the server to end; returns at once. Safe in a signal handler."""
+        self._stopping = True
+        self._wake()
+
+    def close(self) -> None:
+        """Ends the server: what was received is done and answered, then the tables are saved."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+        elif not self._context.closed:
+            self.serve()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def serve(self) -> None:
+        """Serves until `stop`, then drains and saves."""
+        try:
+            while not self._stopping:
+                self._turn()
+            for _ in range(DRAIN_TURNS):  # what clients go on sending later is theirs to send again
+                if not any([self._read(number) for number in range(len(self._routers))]):  # noqa: C419
+                    break
+            for router, address in zip(self._routers, self.addresses, strict=True):
+                router.unbind(address)
+            while self._in_work:
+                self._turn(reading=False)
+            self._lanes.close()
+            self._savers.close()
+            if self._save_dir is not None:
+                save_server(self._save_dir, self._host, self._sessions)
+                log.info("saved %d tables to %s", len(self._host.tables), self._save_dir)
+        finally:
+            self._close_sockets()
+
+    def _turn(self, *, reading: bool = True) -> None:
+        """Waits for something to do, and does it."""
+        poller = zmq.Poller()
+        poller.register(self._inner, zmq.POLLIN)
+        for watched in self._gate.sockets:
+            poller.register(watched, zmq.POLLIN)
+        if reading and self._queued_bytes < self._most_queued_bytes:
+            for router in self._routers:
+                poller.register(router, zmq.POLLIN)
+        ready = dict(poller.poll())
+        if self._inner.fileno() in ready:
+            self._inner.recv(4096)
+        self._reply()
+        for watched in self._gate.sockets:
+            if watched in ready:
+                self._gate.handle(watched)
+        for number, router in enumerate(self._routers):
+            if router in ready:
+                self._read(number)
+
+    def _read(self, number: int) -> bool:
+        """Takes some messages from a socket; False if there were none."""
+        for taken in range(TURN_MESSAGES):
+            try:
+                name, *frames = self._routers[number].recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return taken > 0
+            try:
+                request = decode_request([frame.buffer for frame in frames])
+            except WireError as error:
+                self._malformed += 1
+                if self._malformed & (self._malformed - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a flood fills no disk
+                    log.warning("%s (%d so far)", error, self._malformed)
+                self._send((number, name.bytes), [Reply(-1, "error", str(error))])
+                continue
+            session = self._sessions.hear(request.client, request.low, (number, name.bytes))
+            self._accept(session, request.operations)
+        return True
+
+    def _accept(self, session: Session, operations: list[Operation]) -> None:
+        """Hands new operations to the workers, those on one table in a row as one job, and answers the rest."""
+        answers: list[Reply] = []
+        accepted: list[tuple[Operation, bool]] = []
+        for operation in operations:
+            verdict = session.judge(operation.seq)
+            if verdict is Verdict.NEW:
+                accepted.append((operation, False))
+            elif verdict is Verdict.LOST:
+                session.work_again(operation.seq)
+                accepted.append((operation, True))
+            elif verdict is Verdict.REPEAT:
+                answers.append(session.replies[operation.seq])
+            elif verdict is not Verdict.STALE:
+                status = "gap" if verdict is Verdict.GAP else "busy"
+                answers.append(Reply(operation.seq, status, session.next))
+        for (table, save), group in groupby(accepted, lambda entry: (entry[0].table, entry[0].verb == "save")):
+            self._work(session, table, list(group), self._savers if save else self._lanes)
+        if answers:
+            self._send(session.route, answers)
+
+    def _work(self, session: Session, table: str, batch: list[tuple[Operation, bool]], lanes: Lanes) -> None:
+        size = sum(operation.nbytes for operation, _ in batch)
+        self._requests += len(batch)
+        self._in_work += 1
+        self._queued_bytes += size
+
+        def job() -> None:
+            replies = [self._stats(op) if not table else self._host.run(op, again=again) for op, again in batch]
+            self._outbox.append((session, replies, size))
+            self._wake()
+
+        lanes.submit(table, job)
+
+    def _reply(self) -> None:
+        """Sends what the workers have done; what is done for one client in a row as one message."""
+        done: list[tuple[Session, Reply]] = []
+        while self._outbox:
+            session, replies, size = self._outbox.popleft()
+            self._in_work -= 1
+            self._queued_bytes -= size
+            for reply in replies:
+                session.finish(reply)
+                done.append((session, reply))
+        for _, group in groupby(done, lambda entry: id(entry[0])):
+            entries = list(group)
+            for first in range(0, len(entries), MAX_OPERATIONS):
+                part = entries[first : first + MAX_OPERATIONS]
+                self._send(part[0][0].route, [reply for _, reply in part])
+
+    def _send(self, route: Route, replies: Iterable[Reply]) -> None:
+        number, name = route
+        frames = encode_replies(replies, piece_bytes=piece_bytes(self.addresses[number]))
+        self._routers[number].send_multipart([name, *frames], copy=False)
+
+    def _stats(self, operation: Operation) -> Reply:
+        """The server's own numbers: what an operation on no table asks for."""
+        if operation.verb != "stats":
+            return Reply(operation.seq, "invalid", f"{operation.verb}: needs a table")
+        value = {
+            "tables": sorted(self._host.tables), "clients": len(self._sessions), "requests": self._requests,
+            "malformed": self._malformed, "refused": self._gate.refused,
+            "queued_bytes": self._queued_bytes, "uptime_s": time.monotonic() - self._started_s, "pid": os.getpid(),
+        }  # fmt: skip
+        return Reply(operation.seq, "ok", value)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: it has ended
+            self._outer.send(b"\0")
+
+    def _close_sockets(self) -> None:
+        self._gate.close()
+        for router in self._routers:
+            router.close()
+        self._context.term()
+        self._inner.close()
+        self._outer.close()

@@ -1,0 +1,128 @@
+"""What a server remembers of each client, so that a request sent twice is applied once.
+
+A client numbers its operations for a server 0, 1, 2, ... and sends them in order; the server accepts only the next
+number. A later one means that something was lost: the client is told to go back. An earlier one was sent again: if it
+is in work, the client is told to wait; if it is done, it gets the same reply. A client names the least number that it
+has no reply for, and what lies below is forgotten. All this outlives connections: 16 bytes of its own name the client.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from heterps.ps.wire import Reply
+
+REMEMBERED_BYTES = 64 << 20
+"""Replies kept for one client. Beyond, a repeated pull is read again, without being counted as another sight."""
+MAX_SESSIONS = 16_384
+"""Clients remembered; the one heard of longest ago is forgotten first (assumed: far above a job's workers)."""
+
+
+Route = tuple[int, bytes]
+"""A connection: the number of the server's socket, and the name that the socket gave it."""
+
+
+class Verdict(Enum):
+    """What to do with an operation."""
+
+    NEW = auto()
+    GAP = auto()
+    """An earlier one is missing: the client goes back."""
+    BUSY = auto()
+    """In work, or too many are: the client waits."""
+    REPEAT = auto()
+    """Done, and its reply is at hand."""
+    LOST = auto()
+    """Done, but its reply is not at hand."""
+    STALE = auto()
+    """The client has its reply: nothing to do."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One client at one server."""
+
+    window: int
+    """Operations of this client that may be in work."""
+    next: int = 0
+    low: int = 0
+    route: Route = (0, b"")
+    """Its present connection."""
+    working: set[int] = field(default_factory=set)
+    replies: dict[int, Reply] = field(default_factory=dict)
+    remembered_bytes: int = 0
+
+    def hear(self, low: int, route: Route) -> None:
+        """A message came over `route`: the client has all replies below `low`."""
+        self.route = route
+        if low > self.low:
+            for seq in [seq for seq in self.replies if seq < low]:
+                self.remembered_bytes -= self.replies.pop(seq).nbytes
+            self.low = low
+            self.next = max(self.next, low)  # what the client gave up does not come any more
+
+    def judge(self, seq: int) -> Verdict:
+        """What to do with operation `seq`; a new one is in work from now on."""
+        if seq < self.low:
+            return Verdict.STALE
+        if seq > self.next:
+            return Verdict.GAP
+        if seq == self.next:
+            if len(self.working) >= self.window:
+                return Verdict.BUSY
+            self.next += 1
+            self.working.add(seq)
+            return Verdict.NEW
+        if seq in self.working:
+            return Verdict.BUSY
+        return Verdict.REPEAT if seq in self.replies else Verdict.LOST
+
+    def work_again(self, seq: int) -> None:
+        """A done operation is in work once more, as its reply was not at hand."""
+        self.working.add(seq)
+
+    def finish(self, reply: Reply) -> None:
+        """An operation is done: remembers its reply, if the client may still ask for it and it is not too large."""
+        self.working.discard(reply.seq)
+        if reply.seq >= self.low and self.remembered_bytes + reply.nbytes <= REMEMBERED_BYTES:
+            self.replies[reply.seq] = reply
+            self.remembered_bytes += reply.nbytes
+
+
+class Sessions:
+    """All clients of a server."""
+
+    def __init__(self, *, window: int) -> None:
+        self._window = window
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def hear(self, client: bytes, low: int, route: Route) -> Session:
+        """The client's session, made at its first message, which may come in the middle of its life."""
+        session = self._sessions.get(client)
+        if session is None:
+            session = self._sessions[client] = Session(window=self._window, next=low, low=low)
+            self._forget()
+        self._sessions.move_to_end(client)
+        session.hear(low, route)
+        return session
+
+    def to_dict(self) -> dict[str, int]:
+        """The next number of each client, to be saved."""
+        return {client.hex(): session.next for client, session in self._sessions.items()}
+
+    def restore(self, saved: dict[str, int]) -> None:
+        """The inverse of `to_dict`: what was done before a restart is not done again."""
+        for client, number in saved.items():
+            self._sessions[bytes.fromhex(client)] = Session(window=self._window, next=number)
+
+    def _forget(self) -> None:
+        while len(self._sessions) > MAX_SESSIONS:
+            idle = next((client for client, session in self._sessions.items() if not session.working), None)
+            if idle is None:
+                return
+            del self._sessions[idle]

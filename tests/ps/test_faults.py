@@ -1,0 +1,199 @@
+"""Lost messages, dead servers, strangers: nothing is applied twice, nobody else is hurt. Real processes and sockets."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import zmq
+
+from heterps.errors import HeterPSError
+from heterps.ps.client import Client
+from heterps.ps.errors import ServerError, ServerTimeout
+from heterps.ps.keys import Keys
+from heterps.ps.server import Server
+from heterps.store.config import Optimizer, TableConfig
+from tests.ps.fakes import FakeTable, make_fake
+from tests.ps.proxy import Proxy
+from tests.ps.running import FAKE, Process, running_server, until
+
+CONFIG = TableConfig(name="t", dim=4, optimizer=Optimizer(name="sgd", lr=1.0), init_scale=1.0)
+IDS = np.arange(40)
+FIRST = FakeTable(CONFIG).pull(IDS)
+ONES = np.ones((40, 4), np.float32)
+
+
+class Forgetful(Server):
+    """Loses every third message of replies."""
+
+    sent = lost = 0
+
+    def _send(self, route, replies):
+        self.sent += 1
+        if self.sent % 3 == 0:
+            self.lost += 1
+        else:
+            super()._send(route, replies)
+
+
+def test_a_push_whose_confirmation_is_lost_is_applied_once(connect):
+    client, (server,) = connect(server=Forgetful, timeout_s=0.05, retries=50)
+    table = client.table(CONFIG)
+    for turn in range(20):
+        table.push(IDS, ONES)
+        if turn % 4 == 0:
+            np.testing.assert_array_equal(table.pull(IDS), FIRST - turn - 1)
+    table.wait()
+    np.testing.assert_array_equal(table.pull(IDS), FIRST - 20)
+    assert server.lost > 3
+    assert table.stats().steps == 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_connections_cut_anywhere_change_nothing(seed):
+    source = random.Random(seed)
+    keys = Keys.generate()
+    with Server("tcp://127.0.0.1:*", keys, make_table=make_fake).start() as server:
+        proxy = Proxy(server.addresses[0], [source.randrange(200, 60_000) for _ in range(8)])
+        try:
+            with Client([proxy.address], keys, timeout_s=0.15, retries=100) as client:
+                table = client.table(CONFIG)
+                for turn in range(150):
+                    table.push(IDS, ONES)
+                    if turn % 10 == 9:
+                        np.testing.assert_array_equal(table.pull(IDS), FIRST - turn - 1)
+                table.wait()
+                assert proxy.cuts >= 3
+                assert table.stats().steps == 150
+        finally:
+            proxy.close()
+
+
+def test_a_killed_server_comes_back_from_a_snapshot(tmp_path):
+    server = Process(tmp_path, make=FAKE)
+    try:
+        with Client([server.address], server.keys, timeout_s=0.3, retries=100) as client:
+            table = client.table(CONFIG)
+            table.push(IDS, ONES)
+            table.save(tmp_path / "snapshot")
+            for _ in range(200):
+                table.push(IDS, ONES)
+            server.kill()
+            server = Process(tmp_path, bind=server.address, make=FAKE)
+            with pytest.raises(ServerError, match="no table"):
+                table.wait()
+            table = client.table(CONFIG)
+            table.load(tmp_path / "snapshot")
+            np.testing.assert_array_equal(table.pull(IDS), FIRST - 1)
+            table.push(IDS, ONES)
+            np.testing.assert_array_equal(table.pull(IDS), FIRST - 2)
+    finally:
+        server.kill()
+
+
+def test_sigterm_drains_saves_and_a_restart_goes_on(tmp_path):
+    """Pushes under way while one server ends and the next starts are all applied, and once."""
+    saved = tmp_path / "saved"
+    server = Process(tmp_path, make=FAKE, save_dir=saved)
+    try:
+        with Client([server.address], server.keys, timeout_s=0.3, retries=100) as client:
+            table = client.table(CONFIG)
+            for restart in range(3):
+                for _ in range(200):
+                    table.push(IDS, ONES)
+                assert server.terminate() == 0, server.log
+                server = Process(tmp_path, bind=server.address, make=FAKE, save_dir=saved)
+                table.wait()
+                np.testing.assert_array_equal(table.pull(IDS), FIRST - 200 * (restart + 1))
+            assert len(list(saved.glob("*.hps"))) == 1
+    finally:
+        server.kill()
+
+
+def strangers() -> dict[str, object]:
+    """Ways not to have the job's key: another client key, all other keys, no keys at all."""
+
+    def other_client_key(keys: Keys) -> Keys:
+        new = Keys.generate()
+        return Keys(
+            server_public=keys.server_public, server_secret=keys.server_secret,
+            client_public=new.client_public, client_secret=new.client_secret,
+        )  # fmt: skip
+
+    return {"client key": other_client_key, "all keys": lambda keys: Keys.generate(), "no keys": lambda keys: None}
+
+
+@pytest.mark.parametrize("kind", strangers())
+def test_a_client_without_the_key_is_refused_and_logged(tmp_path, kind):
+    server = Process(tmp_path, make=FAKE)
+    context = zmq.Context()
+    try:
+        with Client([server.address], server.keys) as client:
+            table = client.table(CONFIG)
+            keys = strangers()[kind](server.keys)
+            if keys is None:
+                plain = context.socket(zmq.DEALER)
+                plain.linger = 0
+                plain.connect(server.address)
+                plain.send(b"hello")
+            else:
+                stranger = Client([server.address], keys, timeout_s=0.3, retries=0)
+                with stranger, pytest.raises(ServerTimeout, match="key file"):
+                    stranger.table(CONFIG)
+            until(lambda: "refused a client at 127.0.0.1" in server.log, what="a line in the log")
+            np.testing.assert_array_equal(table.pull(IDS), FIRST)
+            assert client.stats()[0]["refused"] >= 1
+            assert client.stats()[0]["clients"] == 1
+    finally:
+        context.destroy(linger=0)
+        server.kill()
+
+
+def test_an_oversized_frame_drops_its_sender_alone(tmp_path):
+    keys = Keys.generate()
+    with (
+        Server("tcp://127.0.0.1:*", keys, make_table=make_fake, max_frame_bytes=100_000).start() as server,
+        Client(server.addresses, keys) as good,
+        Client(server.addresses, keys, timeout_s=0.2, retries=1) as bad,
+    ):
+        table = good.table(CONFIG)
+        big = bad.table(CONFIG)
+        many = np.arange(50_000)
+        big.push(many, np.ones((50_000, 4), np.float32))
+        with pytest.raises(HeterPSError):
+            big.wait()
+        np.testing.assert_array_equal(table.pull(IDS), FIRST)
+        np.testing.assert_array_equal(big.pull(IDS), FIRST)
+        assert table.stats().steps == 0
+
+
+def test_a_malformed_message_gets_an_error_reply(tmp_path):
+    with Server(f"ipc://{tmp_path}/sockets/0", make_table=make_fake).start() as server, zmq.Context() as context:
+        with context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 0
+            dealer.connect(server.addresses[0])
+            dealer.send_multipart([b"nonsense", b"more"])
+            assert dealer.poll(10_000)
+            assert b"malformed" in dealer.recv()
+        with Client(server.addresses) as client:
+            assert client.stats()[0]["malformed"] == 1
+
+
+def test_a_server_listens_on_tcp_and_ipc_at_once(tmp_path):
+    keys = Keys.generate()
+    binds = ["tcp://127.0.0.1:*", f"ipc://{tmp_path}/sockets/0"]
+    with (
+        Server(binds, keys, make_table=make_fake).start() as server,
+        Client(server.addresses[:1], keys) as far,
+        Client(server.addresses[1:]) as near,
+    ):
+        far_table, near_table = far.table(CONFIG), near.table(CONFIG)
+        far_table.push(IDS, ONES)
+        far_table.wait()
+        np.testing.assert_array_equal(near_table.pull(IDS), FIRST - 1)
+
+
+def test_running_server_gives_addresses_and_keys(tmp_path):
+    with running_server(tmp_path, make=FAKE, shards=2) as (addresses, keys), Client(addresses, keys) as client:
+        np.testing.assert_array_equal(client.table(CONFIG).pull(IDS), FIRST)
