@@ -7,6 +7,7 @@ THROUGHPUT ?= 500000
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+PEERS := benchmarks/.peers
 PIP := $(BIN)/python -m pip install -q -c constraints.txt
 
 # Threads of the numeric libraries sleep while they wait, so that parallel tests do not steal each other's cores.
@@ -14,7 +15,7 @@ export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench soak clean
+.PHONY: help setup demo test lint bench peers soak clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1 \t\2/' | expand -t 16
@@ -34,8 +35,16 @@ lint: $(STAMP) ## ruff (lint and format) and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP) ## benchmarks of the planner
+bench: $(STAMP) ## benchmarks of the planner and the store (beside its peers, if made)
 	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/store.py
+
+peers: ## environments of the peers that the store's benchmark measures beside it
+	$(PYTHON) -m venv $(PEERS)/fbgemm
+	$(PEERS)/fbgemm/bin/python -m pip install -q -c constraints.txt torch numpy
+	$(PEERS)/fbgemm/bin/python -m pip install -q --no-deps fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0 tensordict \
+		torchmetrics==1.0.3 pyre-extensions
+	$(PEERS)/fbgemm/bin/python -m pip install -q redis hiredis
 
 soak: $(STAMP) ## long tests
 	$(BIN)/pytest -m soak

@@ -76,7 +76,10 @@ HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t e
     std::size_t at = entry(id);
     if (i < fetch) {
       const std::uint32_t slot = call.slot[waiting + i - begin];
-      if (slot != kNoSlot) prefetch(rows.weights(slot), bytes);
+      if (slot != kNoSlot) {
+        prefetch(rows.weights(slot), bytes);
+        __builtin_prefetch(rows.state(slot));   // for the push that follows
+      }
     }
     ids[distinct] = id;
     std::uint32_t number = table[at] < distinct ? table[at] : distinct;
@@ -118,7 +121,7 @@ void probe(Distinct& call, std::size_t begin, const IndexView& index) {
   std::uint32_t* const behind = call.behind;
   std::size_t waits = 0;
   for (std::size_t u = begin; u < call.distinct; ++u) {
-    const Bucket& bucket = home_of(index, call.id[u]);
+    const Bucket& bucket = *call.home[u];
     std::uint32_t slot = kNoSlot;
     const Probe result = look(bucket, call.id[u], slot);
     call.slot[u] = slot;
@@ -136,8 +139,13 @@ void probe(Distinct& call, std::size_t begin, const IndexView& index) {
   }
 }
 
+HETERPS_INLINE void fetch_one(const Distinct& call, std::size_t u, const IndexView& index) {
+  call.home[u] = &home_of(index, call.id[u]);
+  __builtin_prefetch(call.home[u]);
+}
+
 void fetch(const Distinct& call, std::size_t begin, const IndexView& index) {
-  for (std::size_t u = begin; u < call.distinct; ++u) __builtin_prefetch(&home_of(index, call.id[u]));
+  for (std::size_t u = begin; u < call.distinct; ++u) fetch_one(call, u, index);
 }
 
 template <int kDim, bool kAll>
@@ -146,7 +154,7 @@ HETERPS_INLINE void gather_some(const Distinct& call, std::size_t begin, std::si
   const std::size_t dim = kDim > 0 ? kDim : width, count = call.distinct;
   for (std::size_t i = begin; i < end; ++i) {
     // Buckets of the ids that will be looked for next are fetched on the way.
-    if (waiting < count) __builtin_prefetch(&home_of(index, call.id[waiting++]));
+    if (waiting < count) fetch_one(call, waiting++, index);
     const std::size_t p = kAll ? i : call.position[i];
     const std::uint32_t slot = call.slot[call.number[i]];
     if (slot != kNoSlot) [[likely]] {
@@ -155,6 +163,7 @@ HETERPS_INLINE void gather_some(const Distinct& call, std::size_t begin, std::si
       memset(out + p * dim, 0, sizeof(float) * dim);
     }
   }
+  for (; waiting < count; ++waiting) fetch_one(call, waiting, index);
 }
 
 template <int kDim>

@@ -30,6 +30,7 @@ struct Distinct {
   std::uint32_t* repeat_position;  // ids that occur again: where, and their numbers
   std::uint32_t* repeat_number;
   std::size_t repeats;
+  const Bucket** home;             // of each distinct id, while it is looked for
   std::uint32_t* behind;           // scratch
   std::uint32_t* table;            // scratch: kNoSlot everywhere, a power of two and more than `count` of them
   int table_bits;
@@ -49,7 +50,7 @@ struct Kernels {
   // Numbers the lane's ids from `begin` to `end`, after those before; fetches the rows of the distinct ids from number
   // `waiting` on that were there before.
   void (*number)(Distinct&, std::size_t begin, std::size_t end, std::size_t waiting, const RowView&, int dim);
-  // Fetches the buckets of the distinct ids from number `begin` on.
+  // Fetches the buckets of the distinct ids from number `begin` on: to be done again if ids were inserted since.
   void (*fetch)(const Distinct&, std::size_t begin, const IndexView&);
   // Finds the slots of the distinct ids from number `begin` on, kNoSlot where there is none.
   void (*probe)(Distinct&, std::size_t begin, const IndexView&);

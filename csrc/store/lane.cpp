@@ -229,7 +229,8 @@ std::size_t Lane::shrink(const Shrink& rule, Now now) {
 Counters Lane::counters() const {
   return {.rows = rows_.live(),
           .bytes = rows_.bytes() + index_.bytes() + candidates_.bytes() + candidate_index_.bytes() + changed_.bytes() +
-                   frozen_changed_.bytes() + saved_.bytes() + aside_.weights.capacity() * sizeof(float),
+                   frozen_changed_.bytes() + saved_.bytes() +
+                   (aside_.weights.capacity() + aside_.state.capacity()) * sizeof(float),
           .candidates = candidates_.live(),
           .hits = hits_,
           .creations = creations_,
@@ -264,9 +265,10 @@ void Lane::begin_save(bool delta) {
   watch_changes();
 }
 
-// Rows are saved in the order of their ids' hashes, which growing does not change.
+// Rows are saved in the order of their ids' hashes, which growing does not change; those copied aside come last.
 bool Lane::save_some(std::size_t most, Chunk& chunk) {
-  const std::uint64_t stretch = std::max<std::uint64_t>(1, kLastHash / (index_.size() + 1)) * std::max<std::size_t>(1, most);
+  const std::uint64_t rows = std::max<std::uint64_t>(1, index_.size());
+  const std::uint64_t stretch = rows <= most ? kLastHash : kLastHash / rows * most;
   while (save_from_ != kLastHash && chunk.ids.size() < most) {
     const std::uint64_t to = kLastHash - save_from_ <= stretch ? kLastHash : save_from_ + stretch;
     index_.each(save_from_, to, [&](std::int64_t id, std::uint32_t slot) {
@@ -277,13 +279,18 @@ bool Lane::save_some(std::size_t most, Chunk& chunk) {
     save_from_ = to;
   }
   if (save_from_ != kLastHash) return true;
-  const Chunk rest = std::move(aside_);
-  aside_ = {};
-  chunk.ids.insert(chunk.ids.end(), rest.ids.begin(), rest.ids.end());
-  chunk.weights.insert(chunk.weights.end(), rest.weights.begin(), rest.weights.end());
-  chunk.state.insert(chunk.state.end(), rest.state.begin(), rest.state.end());
-  chunk.life.insert(chunk.life.end(), rest.life.begin(), rest.life.end());
-  return false;
+  const auto add = [&](auto& to, const auto& from, std::size_t width, std::size_t count) {
+    const auto begin = from.begin() + static_cast<std::ptrdiff_t>(aside_at_ * width);
+    to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(count * width));
+  };
+  const std::size_t room = most - std::min(most, chunk.ids.size());
+  const std::size_t count = std::min(room, aside_.ids.size() - aside_at_);
+  add(chunk.ids, aside_.ids, 1, count);
+  add(chunk.weights, aside_.weights, config_.dim, count);
+  add(chunk.state, aside_.state, config_.state_floats, count);
+  if (config_.tracks) add(chunk.life, aside_.life, 1, count);
+  aside_at_ += count;
+  return aside_at_ < aside_.ids.size();
 }
 
 void Lane::end_save(bool succeeded) {
@@ -296,6 +303,7 @@ void Lane::end_save(bool succeeded) {
   frozen_changed_ = {};
   frozen_removed_ = {};
   aside_ = {};
+  aside_at_ = 0;
 }
 
 void Lane::insert(std::int64_t id, const float* weights, const float* state, const Life* life) {

@@ -108,7 +108,8 @@ class Lane {
   Bits changed_, frozen_changed_, saved_;
   std::vector<std::int64_t> removed_, frozen_removed_;
   std::uint64_t save_from_ = 0;   // hashes before this one are saved
-  Chunk aside_;
+  Chunk aside_;                   // rows as they were when saving began
+  std::size_t aside_at_ = 0;      // rows of it that were handed out
 };
 
 }  // namespace heterps::store

@@ -8,7 +8,8 @@
 namespace heterps::store {
 
 Table::Table(const Config& config, int threads)
-    : config_(config), pool_(threads), kernels_(kernels(config.dim, config.rule.kind)), scratches_(threads), spread_(threads) {
+    : config_(config), pool_(threads), kernels_(kernels(config.dim, config.rule.kind)), scratches_(threads), spread_(threads),
+      counts_(threads, std::vector<std::size_t>(threads)) {
   for (int i = 0; i < threads; ++i) lanes_.push_back(std::make_unique<Lane>(config));
   for (auto& lists : spread_) lists.resize(threads);
 }
@@ -23,16 +24,21 @@ void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch) 
   batch.shares.resize(lanes);
   if (lanes == 1) return;
   pool_.run([&](int t) {
-    auto& lists = spread_[t];
-    for (auto& list : lists) list.clear();
     const std::size_t begin = count * t / lanes, end = count * (t + 1) / lanes;
-    for (std::size_t i = begin; i < end; ++i) lists[lane_of(ids[i])].push_back(static_cast<std::uint32_t>(i));
+    auto& lists = spread_[t];
+    std::vector<std::uint32_t*> next(lanes);
+    for (std::size_t l = 0; l < lanes; ++l) {
+      lists[l].resize(std::max(lists[l].size(), end - begin + 1));
+      next[l] = lists[l].data();
+    }
+    for (std::size_t i = begin; i < end; ++i) *next[lane_of(ids[i])]++ = static_cast<std::uint32_t>(i);
+    for (std::size_t l = 0; l < lanes; ++l) counts_[t][l] = next[l] - lists[l].data();
   });
 }
 
 Distinct Table::Share::view(const std::int64_t* ids, bool all) {
   return {ids, all ? nullptr : position.data(), count, number.data(), id.data(), slot.data(), first.data(), distinct,
-          repeat_position.data(), repeat_number.data(), repeats, nullptr, nullptr, 0};
+          repeat_position.data(), repeat_number.data(), repeats, nullptr, nullptr, nullptr, 0};
 }
 
 void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
@@ -44,7 +50,9 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
     Share& share = batch.shares[l];
     share.position.clear();
     if (!all) {
-      for (const auto& lists : spread_) share.position.insert(share.position.end(), lists[l].begin(), lists[l].end());
+      for (std::size_t t = 0; t < spread_.size(); ++t) {
+        share.position.insert(share.position.end(), spread_[t][l].begin(), spread_[t][l].begin() + counts_[t][l]);
+      }
     }
     share.count = all ? count : share.position.size();
     for (auto* words : {&share.number, &share.slot, &share.first, &share.repeat_position, &share.repeat_number}) {
@@ -61,6 +69,8 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
     call.table = scratches_[l].table.data();
     if (scratches_[l].behind.size() <= share.count) scratches_[l].behind.resize(share.count + 1);
     call.behind = scratches_[l].behind.data();
+    if (scratches_[l].home.size() <= share.count) scratches_[l].home.resize(share.count + 1);
+    call.home = scratches_[l].home.data();
     lanes_[l]->resolve(call, access, {steps_, seconds}, out);
     share.distinct = scratches_[l].distinct = call.distinct;
     share.repeats = call.repeats;
@@ -305,7 +315,7 @@ std::vector<std::int64_t> distinct(const std::int64_t* ids, std::size_t count, s
   while (std::size_t{1} << bits < count + count / 8) ++bits;
   std::vector<std::uint32_t> table(std::size_t{1} << bits, kNoSlot);
   Distinct call{ids, nullptr, count, number, out.data(), nullptr, first.data(), 0,
-                repeat_position.data(), repeat_number.data(), 0, nullptr, table.data(), bits};
+                repeat_position.data(), repeat_number.data(), 0, nullptr, nullptr, table.data(), bits};
   kernels(0, Kind::sgd).number(call, 0, count, 0, {}, 0);
   out.resize(call.distinct);
   return out;

@@ -97,11 +97,13 @@ class Table {
   std::vector<std::unique_ptr<Lane>> lanes_;
   struct Scratch {   // of a lane, kept for the next call
     std::vector<std::uint32_t> table, rank, behind;
+    std::vector<const Bucket*> home;
     std::vector<float> sums;
     std::size_t distinct = 0;      // of the last call
   };
   std::vector<Scratch> scratches_;
   std::vector<std::vector<std::vector<std::uint32_t>>> spread_;   // [thread][lane] positions
+  std::vector<std::vector<std::size_t>> counts_;                  // and how many
   std::uint32_t steps_ = 0;
   std::array<Batch, 4> recent_;
   std::uint64_t batches_ = 0;

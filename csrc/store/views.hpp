@@ -67,7 +67,7 @@ struct IndexView {
 };
 
 // Rows lie in segments that never move, so that a slot is an address for good. Weights, optimizer state and life lie
-// apart: a pull reads only weights, and a row of 16 floats is one cache line.
+// apart: a pull copies only weights, and a row of 16 floats is one cache line.
 struct RowView {
   static constexpr int kShift = 18;   // log2 of a segment's rows
   std::byte* const* segments = nullptr;

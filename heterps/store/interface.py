@@ -57,7 +57,7 @@ class Table(Protocol):
         ...
 
     def bag(self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", create: bool = True) -> Rows:
-        """A pooled row for each bag: bag b holds ids[offsets[b]:offsets[b+1]], the last one the rest; zeros if empty."""
+        """A pooled row for each bag: bag b has ids[offsets[b]:offsets[b+1]], the last one the rest; zeros if empty."""
         ...
 
     def push_bag(self, ids: Ids, offsets: Ids, grads: Rows, *, mode: Pooling = "sum") -> None:

@@ -2,8 +2,8 @@
 
 A file is a sequence of blocks, each `length (8 bytes) | CRC-32 (4 bytes) | payload`, after the magic `HPSSNAP1`. The
 first block is the header (JSON: identity, parent, configuration, steps, …); then ids that were removed (int64); then
-candidates (ids, lives); then chunks of rows (count, ids, weights, state, lives); then an empty block, and the number of
-rows in all. Numbers are little-endian. A delta holds the rows changed since its parent.
+candidates (ids, lives); then chunks of rows (ids, weights, state, lives: a block each); then an empty block, and the
+number of rows in all. Numbers are little-endian. A delta holds the rows changed since its parent.
 """
 
 from __future__ import annotations

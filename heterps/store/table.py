@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from os import PathLike
@@ -78,7 +79,7 @@ class SparseTable:
             dim=config.dim, state_floats=config.state_floats, optimizer=rule.name,
             numbers=[float(getattr(rule, name)) for name in _RULE], seed=config.seed % 2**64, name=config.name,
             init_scale=config.init_scale, admit_after=config.admit_after, expire_steps=config.expire_steps,
-            expire_seconds=int(config.expire_seconds), tracks=config.tracks, threads=threads,
+            expire_seconds=math.ceil(config.expire_seconds), tracks=config.tracks, threads=threads,
         )  # fmt: skip
 
     @property
@@ -131,7 +132,7 @@ class SparseTable:
         """Drops rows that are not worth their memory; see `Table.shrink`."""
         if (min_count or unseen_steps or unseen_seconds) and not self.config.tracks:
             raise InvalidInput(f"table {self.config.name!r} keeps no counts; make it with counts=True")
-        return self._core.shrink(min_count, unseen_steps, int(unseen_seconds), self.seconds)
+        return self._core.shrink(min_count, unseen_steps, math.ceil(unseen_seconds), self.seconds)
 
     def stats(self) -> Stats:
         """What the table holds and has done."""
