@@ -12,9 +12,9 @@ namespace {
 
 constexpr double kFull = 0.75, kGrowth = 1.3;
 constexpr std::uint32_t kSmallest = 16;   // buckets
-// Ids of buckets that are still to be moved go there, so it must not take long, or they overflow: at three buckets for an
-// insert a tenth more ids come in meanwhile.
-constexpr std::uint32_t kMovedAtInsert = 3;
+// Ids of buckets that are still to be moved go there, so it must not take long, or they overflow: at two buckets for an
+// insert an eighth more ids come in meanwhile.
+constexpr std::uint32_t kMovedAtInsert = 2;
 // Chains of full buckets are far shorter than this.
 constexpr std::uint32_t kMargin = 1024;
 constexpr std::uint32_t kChunk = 1u << BucketArray::kChunkShift;
@@ -36,7 +36,7 @@ Index::~Index() {
     for (Bucket* chunk : *chunks) release(chunk, size * sizeof(Bucket));
   }
   for (Bucket* chunk : spare_) release(chunk, kChunk * sizeof(Bucket));
-  release(next_, kChunk * sizeof(Bucket));
+  if (next_.valid()) release(next_.get(), kChunk * sizeof(Bucket));
 }
 
 void Index::clear() {
@@ -57,7 +57,7 @@ std::size_t Index::bytes() const {
   std::size_t total = spare_.size() * kChunk * sizeof(Bucket);
   for (const Bucket* chunk : present_) total += chunk == nullptr ? 0 : chunk_size(view_.present.size) * sizeof(Bucket);
   for (const Bucket* chunk : old_) total += chunk == nullptr ? 0 : chunk_size(view_.old.size) * sizeof(Bucket);
-  return total + (next_ == nullptr ? 0 : kChunk * sizeof(Bucket));
+  return total + (next_.valid() ? kChunk * sizeof(Bucket) : 0);
 }
 
 Bucket* Index::take_chunk() {
@@ -67,10 +67,9 @@ Bucket* Index::take_chunk() {
     std::memset(static_cast<void*>(chunk), 0, kChunk * sizeof(Bucket));
     return chunk;
   }
-  Bucket* chunk = next_ != nullptr ? next_ : static_cast<Bucket*>(allocate(kChunk * sizeof(Bucket)));
-  next_ = static_cast<Bucket*>(allocate(kChunk * sizeof(Bucket)));
-  touch_later(next_, kChunk * sizeof(Bucket));
-  return chunk;
+  void* chunk = next_.valid() ? next_.get() : allocate(kChunk * sizeof(Bucket));
+  next_ = allocate_later(kChunk * sizeof(Bucket), true);
+  return static_cast<Bucket*>(chunk);
 }
 
 void Index::free_chunk(Bucket* chunk, std::uint32_t size) {
@@ -104,8 +103,8 @@ std::uint32_t* Index::locate(std::int64_t id) const {
   return nullptr;
 }
 
-void Index::put(const BucketArray& array, std::int64_t id, std::uint32_t slot) {
-  for (std::uint32_t b = array.home(view_.place(id));; b = array.after(b)) {
+void Index::put(const BucketArray& array, std::uint64_t hash, std::int64_t id, std::uint32_t slot) {
+  for (std::uint32_t b = array.home(hash);; b = array.after(b)) {
     Bucket& bucket = array.at(b);
     for (int i = 0; i < Bucket::kEntries; ++i) {
       if (!is_free(bucket.slot[i])) continue;
@@ -124,7 +123,8 @@ void Index::insert(std::int64_t id, std::uint32_t slot) {
     start_growing();
   }
   ++live_;
-  put(view_.array_of(view_.place(id)), id, slot);
+  const std::uint64_t hash = view_.place(id);
+  put(view_.array_of(hash), hash, id, slot);
 }
 
 void Index::erase(std::int64_t id) {
@@ -162,9 +162,13 @@ void Index::move_some(std::uint32_t buckets) {
     const std::uint32_t home = view_.cursor;
     for (std::uint32_t b = home, step = 0; step < old.size; ++step, b = old.after(b)) {
       Bucket& bucket = old.at(b);
+      // Ids of buckets before are gone, so those in the home bucket are its own; only the first ones may hold the last's.
+      const bool own = step == 0 && home >= kMargin;
       for (int i = 0; i < Bucket::kEntries && bucket.slot[i] != 0; ++i) {
-        if (bucket.slot[i] == kErased + 1 || old.home(view_.place(bucket.id[i])) != home) continue;
-        put(view_.present, bucket.id[i], bucket.slot[i] - 1);
+        if (bucket.slot[i] == kErased + 1) continue;
+        const std::uint64_t hash = view_.place(bucket.id[i]);
+        if (!own && old.home(hash) != home) continue;
+        put(view_.present, hash, bucket.id[i], bucket.slot[i] - 1);
         bucket.slot[i] = kErased + 1;
       }
       if (bucket.slot[Bucket::kEntries - 1] == 0) break;
@@ -176,7 +180,7 @@ void Index::move_some(std::uint32_t buckets) {
       view_.cursor = 0;
       make_chunks(view_.present.size);
       // What is left over is given back, but for one to begin the next growth with.
-      for (; spare_.size() > 1; spare_.pop_back()) release(spare_.back(), kChunk * sizeof(Bucket));
+      for (; spare_.size() > 1; spare_.pop_back()) release_later(spare_.back(), kChunk * sizeof(Bucket));
       return;
     }
     // Chains of the last buckets reach into the first chunk, so that one stays.

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <vector>
 
 #include "views.hpp"
@@ -73,7 +74,7 @@ class Index {
   bool growing() const { return view_.old.size > 0; }
   void start_growing();
   void move_some(std::uint32_t buckets);
-  void put(const BucketArray& array, std::int64_t id, std::uint32_t slot);
+  void put(const BucketArray& array, std::uint64_t hash, std::int64_t id, std::uint32_t slot);
   void make_chunks(std::uint32_t buckets);       // of the present array, up to so many buckets
   Bucket* take_chunk();
   void free_chunk(Bucket* chunk, std::uint32_t size);
@@ -85,7 +86,7 @@ class Index {
   std::vector<Bucket*> present_, old_;   // chunks; null where there are none yet, or no longer
   std::size_t made_ = 0;                 // present chunks
   std::vector<Bucket*> spare_;           // chunks to use again
-  Bucket* next_ = nullptr;               // a new chunk that is being made ready
+  std::future<void*> next_;              // a new chunk that is being made ready
   std::size_t filled_ = 0;               // entries of the present array that are in use or erased
   std::size_t live_ = 0;                 // ids
 };

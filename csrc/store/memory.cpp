@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -20,51 +22,48 @@ constexpr std::size_t kHuge = kHugePage, kLine = 64;
 
 std::size_t rounded(std::size_t size, std::size_t to) { return (size + to - 1) / to * to; }
 
-// A thread that touches pages it is told of. It never writes, so it may be late, or told of pages that are gone.
-class Toucher {
+void touch(void* from, std::size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  madvise(from, bytes, MADV_POPULATE_WRITE);   // changes nothing, so it may come late, or for pages that are gone
+#endif
+}
+
+// A thread for work that others should not wait for.
+class Background {
  public:
-  void ask(void* from, std::size_t bytes) {
+  void ask(std::function<void()> work, bool soon = false) {
     {
       const std::lock_guard lock(mutex_);
       if (!started_) {
         std::thread([this] { serve(); }).detach();
         started_ = true;
       }
-      for (std::size_t at = 0; at < bytes; at += kHuge) {
-        asked_.push_back({static_cast<char*>(from) + at, std::min(kHuge, bytes - at)});
-      }
+      asked_.insert(soon ? asked_.begin() : asked_.end(), std::move(work));
     }
     wake_.notify_one();
   }
 
  private:
-  struct Range {
-    void* from;
-    std::size_t bytes;
-  };
-
   void serve() {
     std::unique_lock lock(mutex_);
     while (true) {
       wake_.wait(lock, [&] { return !asked_.empty(); });
-      const Range range = asked_.front();
+      const std::function<void()> work = std::move(asked_.front());
       asked_.pop_front();
       lock.unlock();
-#ifdef MADV_POPULATE_WRITE
-      madvise(range.from, range.bytes, MADV_POPULATE_WRITE);
-#endif
+      work();
       lock.lock();
     }
   }
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Range> asked_;
+  std::deque<std::function<void()>> asked_;
   bool started_ = false;
 };
 
-Toucher& toucher() {
-  static Toucher* const one = new Toucher;   // its thread lives as long as the process
+Background& background() {
+  static Background* const one = new Background;   // its thread lives as long as the process
   return *one;
 }
 
@@ -102,11 +101,32 @@ void release(void* memory, std::size_t size) noexcept {
 }
 
 void touch_later(void* from, std::size_t bytes) {
-  if (bytes > 0) toucher().ask(from, bytes);
+  for (std::size_t at = 0; at < bytes; at += kHuge) {
+    char* const begin = static_cast<char*>(from) + at;
+    background().ask([begin, some = std::min(kHuge, bytes - at)] { touch(begin, some); });
+  }
+}
+
+std::future<void*> allocate_later(std::size_t size, bool touched) {
+  auto promise = std::make_shared<std::promise<void*>>();
+  background().ask([promise, size, touched] {
+    try {
+      void* memory = allocate(size);
+      if (touched) touch(memory, size);
+      promise->set_value(memory);
+    } catch (...) {
+      promise->set_exception(std::current_exception());
+    }
+  }, true);
+  return promise->get_future();
+}
+
+void release_later(void* memory, std::size_t size) {
+  background().ask([memory, size] { release(memory, size); });
 }
 
 std::size_t lookahead(std::size_t used) noexcept {
-  return std::min(std::size_t{24} << 20, used / 8 / kHugePage * kHugePage);
+  return std::min(std::size_t{12} << 20, used / 8 / kHugePage * kHugePage);
 }
 
 }  // namespace heterps::store

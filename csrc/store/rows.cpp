@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kRows = std::size_t{1} << RowView::kShift;
 // Slots that are asked for ahead at a time: a segment's regions are whole megabytes, so these are whole pages.
-constexpr std::size_t kStep = kRows / 16;
+constexpr std::size_t kStep = kRows / 32;
 
 }  // namespace
 
@@ -28,9 +28,12 @@ std::size_t Rows::slot_bytes() const { return segment_bytes_ / kRows; }
 
 std::byte* Rows::segment(std::size_t number) {
   while (segments_.size() <= number) {
-    segments_.push_back(static_cast<std::byte*>(allocate(segment_bytes_)));
+    void* memory = next_.valid() ? next_.get() : allocate(segment_bytes_);
+    segments_.push_back(static_cast<std::byte*>(memory));
     view_.segments = segments_.data();
   }
+  // A table with half a segment of rows will soon need another one.
+  if (!next_.valid() && size_ > kRows * number + kRows / 2) next_ = allocate_later(segment_bytes_, false);
   return segments_[number];
 }
 
@@ -82,6 +85,7 @@ void Rows::truncate(std::uint32_t size) {
     segments_.pop_back();
   }
   view_.segments = segments_.data();
+  if (next_.valid()) release(next_.get(), segment_bytes_);
 }
 
 std::size_t Rows::bytes() const {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <vector>
 
 #include "views.hpp"
@@ -75,6 +76,7 @@ class Rows {
   std::uint32_t size_ = 0;
   std::size_t touched_ = 0, next_look_ = 0;    // slots: asked for ahead, and when to ask again
   std::vector<std::byte*> segments_;
+  std::future<void*> next_;                    // segment
   std::vector<std::uint32_t> free_;
   Bits freed_;
 };

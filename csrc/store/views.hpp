@@ -69,7 +69,7 @@ struct IndexView {
 // Rows lie in segments that never move, so that a slot is an address for good. Weights, optimizer state and life lie
 // apart: a pull copies only weights, and a row of 16 floats is one cache line.
 struct RowView {
-  static constexpr int kShift = 18;   // log2 of a segment's rows
+  static constexpr int kShift = 19;   // log2 of a segment's rows: with it every region is whole huge pages
   std::byte* const* segments = nullptr;
   std::size_t row_bytes = 0, state_bytes = 0, state_begin = 0;
 
