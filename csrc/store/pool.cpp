@@ -1,6 +1,30 @@
 #include "pool.hpp"
 
+#include <chrono>
+
 namespace heterps::store {
+
+namespace {
+
+// Long enough for the next piece of a call, or for the push after a pull; short enough not to take a core from others.
+constexpr auto kAwake = std::chrono::microseconds(50);
+
+// Waits for the condition, awake at first; false if it did not come to hold.
+template <typename Condition>
+bool wait_awake(Condition&& holds) {
+  const auto until = std::chrono::steady_clock::now() + kAwake;
+  while (!holds()) {
+    for (int i = 0; i < 32; ++i) {
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    if (std::chrono::steady_clock::now() > until) return holds();
+  }
+  return true;
+}
+
+}  // namespace
 
 Pool::Pool(int threads) {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { serve(i); });
@@ -26,14 +50,16 @@ void Pool::attempt(int number) {
 
 void Pool::serve(int number) {
   std::uint64_t seen = 0;
-  std::unique_lock lock(mutex_);
+  const auto called = [&] { return stop_.load() || round_.load() != seen; };
   while (true) {
-    start_.wait(lock, [&] { return stop_ || round_ != seen; });
+    if (!wait_awake(called)) {
+      std::unique_lock lock(mutex_);
+      start_.wait(lock, called);
+    }
     if (stop_) return;
     seen = round_;
-    lock.unlock();
     attempt(number);
-    lock.lock();
+    const std::lock_guard lock(mutex_);   // so that a caller about to sleep does not miss it
     if (--running_ == 0) done_.notify_one();
   }
 }
@@ -49,8 +75,14 @@ void Pool::run(const std::function<void(int)>& work) {
   }
   start_.notify_all();
   attempt(0);
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return running_ == 0; });
+  const auto finished = [&] { return running_.load() == 0; };
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!wait_awake(finished)) {
+    lock.lock();
+    done_.wait(lock, finished);
+    lock.unlock();
+  }
+  lock.lock();   // the last worker has let go of it, and of everything here
   if (error_) std::rethrow_exception(error_);
 }
 

@@ -1,7 +1,10 @@
-// A few threads that wait for work without spinning.
+// A few threads that wait for work: awake for some microseconds, as the next piece often follows at once, then asleep.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -16,8 +19,7 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  int size() const { return static_cast<int>(workers_.size()) + 1; }
-  // Runs work(0) … work(size - 1), one of them here, and returns when all are done. The first exception is thrown on.
+  // Runs work(0) … work(threads - 1), one of them here, and returns when all are done. The first exception is thrown on.
   void run(const std::function<void(int)>& work);
 
  private:
@@ -27,9 +29,9 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable start_, done_;
   const std::function<void(int)>* work_ = nullptr;
-  std::uint64_t round_ = 0;
-  int running_ = 0;
-  bool stop_ = false;
+  std::atomic<std::uint64_t> round_ = 0;
+  std::atomic<int> running_ = 0;
+  std::atomic<bool> stop_ = false;
   std::exception_ptr error_;
   std::vector<std::thread> workers_;
 };
