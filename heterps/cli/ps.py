@@ -47,8 +47,7 @@ def serve(
     make = native_table if table_factory is None else _named(table_factory)
     keys = None if key_file is None else Keys.load(key_file)
     server = Server(bind, keys, make_table=make, threads=threads, save_dir=save_dir)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.stop())
+    server.stop_at(signal.SIGTERM, signal.SIGINT)
     typer.echo(f"serving at {' '.join(server.addresses)}")
     server.serve()
 

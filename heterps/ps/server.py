@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -130,6 +131,16 @@ class Server:
         """Asks the server to end; returns at once. Safe in a signal handler."""
         self._stopping = True
         self._wake()
+
+    def stop_at(self, *signals: signal.Signals) -> None:
+        """Has the server stop at these signals; for the main thread, before `serve`.
+
+        Python runs a handler only when it gets to its next instruction. A signal that comes just before the server
+        begins to wait would be noticed at the next message, so the signal itself wakes it.
+        """
+        signal.set_wakeup_fd(self._outer.fileno(), warn_on_full_buffer=False)
+        for number in signals:
+            signal.signal(number, lambda *_: self.stop())
 
     def close(self) -> None:
         """Ends the server: what was received is done and answered, then the tables are saved."""

@@ -141,7 +141,9 @@ def test_a_client_without_the_key_is_refused_and_logged(tmp_path, kind):
                 stranger = Client([server.address], keys, timeout_s=0.3, retries=0)
                 with stranger, pytest.raises(ServerTimeout, match="key file"):
                     stranger.table(CONFIG)
-            until(lambda: "refused a client at 127.0.0.1" in server.log, what="a line in the log")
+            # libzmq tells the address with the key; without a handshake it may be gone before it can be asked for.
+            where = "127.0.0.1" if kind == "client key" else ""
+            until(lambda: f"refused a client at {where}" in server.log, what="a line in the log")
             np.testing.assert_array_equal(table.pull(IDS), FIRST)
             assert client.stats()[0]["refused"] >= 1
             assert client.stats()[0]["clients"] == 1
