@@ -4,9 +4,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <memory>
 #include <stdexcept>
 
+#include "arrays.hpp"
 #include "planner.hpp"
 #include "store/bindings.hpp"
 
@@ -21,14 +21,6 @@ using Placements = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig, nb
 std::vector<double> copy(const Table& table, std::size_t size) {
   if (table.size() != size) throw std::invalid_argument("table of another size than layers and types ask for");
   return {table.data(), table.data() + size};
-}
-
-template <typename T>
-nb::ndarray<nb::numpy, T> array(std::vector<T> values, std::vector<std::size_t> shape) {
-  auto owned = std::make_unique<std::vector<T>>(std::move(values));
-  T* data = owned->data();
-  nb::capsule owner(owned.release(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), owner);
 }
 
 Tables make_tables(int layers, int types, Table serial, Table parallel, Table sync_serial, Table sync_parallel,

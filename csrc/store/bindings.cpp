@@ -8,11 +8,13 @@
 #include <limits>
 #include <stdexcept>
 
+#include "../arrays.hpp"
 #include "hash.hpp"
 #include "table.hpp"
 
 namespace nb = nanobind;
 using namespace heterps::store;
+using heterps::array;
 
 namespace {
 
@@ -20,14 +22,6 @@ using Ids = nb::ndarray<const std::int64_t, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<const std::uint32_t, nb::c_contig, nb::device::cpu>;
-
-template <typename T>
-nb::ndarray<nb::numpy, T> array(std::vector<T> values, std::vector<std::size_t> shape) {
-  auto owned = std::make_unique<std::vector<T>>(std::move(values));
-  T* data = owned->data();
-  nb::capsule owner(owned.release(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), owner);
-}
 
 void same(std::size_t given, std::size_t wanted, const char* what) {
   if (given != wanted) throw std::invalid_argument(std::string(what) + " of another size than the ids ask for");
