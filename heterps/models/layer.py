@@ -1,0 +1,178 @@
+"""The layers of a chain: any module, with the names of the tensors it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from heterps.errors import InvalidInput
+from heterps.models.batch import Bags, Value
+
+
+class Layer(nn.Module):
+    """A module that reads named tensors and writes others: the smallest part of a model that is placed as a whole."""
+
+    kind = "dense"
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module | Callable[..., Any],
+        *,
+        reads: str | Sequence[str],
+        writes: str | Sequence[str],
+        join: bool | None = None,
+        kind: str | None = None,
+    ) -> None:
+        """Makes a layer.
+
+        Args:
+            name: unique in its chain; the first part of its parameters' names.
+            module: called with the tensors read, in the order of `reads`; gives the tensor written, or a tuple of them.
+            reads: tensors of the batch or of earlier layers.
+            writes: names of what the module gives.
+            join: flatten what is read to two axes and concatenate it to one argument. By default for a `Linear` and
+                what starts with one, if the layer reads several tensors or ones with more axes.
+            kind: what the layer is, for profiles: dense, loss, …
+        """
+        super().__init__()
+        self.name = name
+        self.reads = _names(name, "reads", reads)
+        self.writes = _names(name, "writes", writes)
+        self.join = starts_with_linear(module) if join is None else join
+        if kind is not None:
+            self.kind = kind
+        if isinstance(module, nn.Module):
+            self.module = module
+        else:
+            object.__setattr__(self, "module", module)  # a plain function has no parameters
+
+    def forward(self, *values: Any) -> Any:
+        """What the module gives for the tensors it reads."""
+        return self.module(joined(values)) if self.join else self.module(*values)
+
+    def written(self, result: Any) -> dict[str, Any]:
+        """What the module gave, by name; an `InvalidInput` if the numbers do not match."""
+        values = result if isinstance(result, tuple | list) else (result,)
+        if len(values) != len(self.writes):
+            raise InvalidInput(
+                f"layer {self.name!r} writes {', '.join(self.writes)}, but its module gives {len(values)} values"
+            )
+        return dict(zip(self.writes, values, strict=True))
+
+    def extra_repr(self) -> str:
+        """For `print(chain)`."""
+        return f"{', '.join(self.reads)} -> {', '.join(self.writes)}"
+
+
+class RowSource(Protocol):
+    """What an embedding layer needs of its table; see `heterps.store.Table`."""
+
+    def pull(self, ids: Any, *, create: bool = True) -> Any:
+        """Rows of ids of any shape."""
+        ...
+
+    def bag(self, ids: Any, offsets: Any, *, mode: Any = "sum", create: bool = True) -> Any:
+        """A pooled row for each bag."""
+        ...
+
+
+class SparseEmbedding(Layer):
+    """Rows of a sparse table, by int64 ids: of shape [B, slots] (or [B]), or `Bags` with a pooling.
+
+    Writes [B, slots, dim]. The rows lie in a table of the store or on parameter servers and have an optimizer of their
+    own: they are no parameters of the module. The runtime binds a table to the layer; layers that name the same table
+    share it.
+    """
+
+    kind = "embedding"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        reads: str,
+        writes: str,
+        dim: int,
+        optimizer: str = "rowwise-adagrad",
+        lr: float = 0.01,
+        pooling: str | None = None,
+        table: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Makes a layer without a table.
+
+        Args:
+            name: of the layer, and of its table unless `table` names another.
+            reads: the ids, in the batch.
+            writes: the name of the rows.
+            dim: floats of a row.
+            optimizer: of the rows: sgd, momentum, adagrad, rowwise-adagrad, adam or ftrl.
+            lr: learning rate of the rows.
+            pooling: sum or mean over the ids of a bag; needed for `Bags`.
+            table: the table's name.
+            **options: further options of `heterps.store.SparseTable`, such as seed, init_scale, eps or admit_after.
+        """
+        nn.Module.__init__(self)
+        self.name = name
+        self.reads = _names(name, "reads", reads)
+        self.writes = _names(name, "writes", writes)
+        self.join = False
+        if len(self.reads) != 1 or len(self.writes) != 1:
+            raise InvalidInput(f"embedding {name!r} reads one tensor of ids and writes one of rows")
+        if dim < 1:
+            raise InvalidInput(f"embedding {name!r}: dim is at least 1, not {dim}")
+        if pooling not in (None, "sum", "mean"):
+            raise InvalidInput(f"embedding {name!r}: pooling is 'sum' or 'mean', not {pooling!r}")
+        self.dim = dim
+        self.pooling = pooling
+        self.table_name = table or name
+        self.options = {"dim": dim, "optimizer": optimizer, "lr": lr, **options}
+        self.table: RowSource | None = None
+
+    def forward(self, *values: Value) -> Tensor:
+        """Rows for inference: ids that were never trained read as their first value, and none are made."""
+        (ids,) = values
+        if self.table is None:
+            raise InvalidInput(f"embedding {self.name!r} has no table yet: train the chain, or bind its tables")
+        if isinstance(ids, Bags):
+            rows = self.table.bag(ids.ids, ids.offsets[:-1], mode=self._pooling(), create=False)
+        else:
+            rows = self.table.pull(ids, create=False)
+        return self.shaped(torch.as_tensor(rows), ids)
+
+    def shaped(self, rows: Tensor, ids: Value) -> Tensor:
+        """Rows as the layer writes them: [B, slots, dim]."""
+        return rows.view(len(ids), -1, self.dim)
+
+    def _pooling(self) -> str:
+        if self.pooling is None:
+            raise InvalidInput(f"embedding {self.name!r} reads bags, and needs pooling='sum' or 'mean'")
+        return self.pooling
+
+    def extra_repr(self) -> str:
+        """For `print(chain)`."""
+        return f"{super().extra_repr()}, dim={self.dim}, table={self.table_name!r}"
+
+
+def starts_with_linear(module: object) -> bool:
+    """True for a `Linear`, and for a `Sequential` that starts with one."""
+    while isinstance(module, nn.Sequential) and len(module):
+        module = module[0]
+    return isinstance(module, nn.Linear)
+
+
+def joined(values: Sequence[Tensor]) -> Tensor:
+    """The tensors flattened to [B, features] and put side by side; a single one is not copied."""
+    flat = [value.reshape(len(value), -1) for value in values]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+
+
+def _names(layer: str, what: str, names: str | Sequence[str]) -> tuple[str, ...]:
+    given = (names,) if isinstance(names, str) else tuple(names)
+    if not given or not all(isinstance(name, str) and name for name in given) or len(set(given)) != len(given):
+        raise InvalidInput(f"layer {layer!r}: {what} names at least one tensor, each once, not {names!r}")
+    return given
