@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "arrays.hpp"
+#include "data/bindings.hpp"
 #include "planner.hpp"
 #include "store/bindings.hpp"
 
@@ -59,6 +60,7 @@ nb::tuple provision_all(const Tables& tables, Placements placements, double min_
 
 NB_MODULE(_native, m) {
   bind_store(m);
+  bind_data(m);
 
   nb::class_<Tables>(m, "Tables")
       .def("__init__", [](Tables* self, int layers, int types, Table serial, Table parallel, Table sync_serial,

@@ -111,6 +111,9 @@ class SparseTable:
     def push(self, ids: Ids, grads: Rows, seconds: int) -> None: ...
     def bag(self, ids: Ids, offsets: Ids, mean: bool, out: Rows, create: bool, seconds: int) -> None: ...
     def push_bag(self, ids: Ids, offsets: Ids, mean: bool, grads: Rows, seconds: int) -> None: ...
+    def prepare(self, ids: Ids, seconds: int) -> None: ...
+    def peek(self, ids: Ids, weights: Rows, state: Rows) -> None: ...
+    def put(self, ids: Ids, weights: Rows, state: Rows) -> None: ...
     def set_lr(self, lr: float) -> None: ...
     def counts(self, ids: Ids, seconds: int) -> Int64s: ...
     def shrink(self, min_count: int, unseen_steps: int, unseen_seconds: int, seconds: int) -> int: ...
@@ -127,6 +130,14 @@ class SparseTable:
     def remove(self, ids: Int64s) -> None: ...
     def end_load(self) -> None: ...
 
+class Slots:
+    """Numbers for ids whose rows lie elsewhere, from 1 on; slot 0 is for padding. Many threads may call at once."""
+
+    def resolve(self, ids: Ids, slots: Any, number: Any) -> int:
+        """Writes the slots of the distinct ids, and each id's number among them (int32); gives how many are distinct."""
+    def __len__(self) -> int: ...
+    def ids(self, first: int, end: int) -> Int64s: ...
+
 def distinct(ids: Int64s) -> tuple[Int64s, Words]:
     """The distinct ids as they first occur, and for each id the number of its distinct one."""
 
@@ -141,3 +152,49 @@ def flat_pull(rows: Float32s, slot: Words, out: Float32s) -> None:
 
 def flat_push(rows: Float32s, state: Float32s, slot: Words, grads: Float32s, lr: float) -> None:
     """The least a push must do, for comparison: row-wise Adagrad on rows of known, distinct slots."""
+
+Bag = tuple[Int64s, Int64s]
+"""Ids, and the offsets of each row's."""
+
+class TextFormat:
+    """How lines of text become columns. Each field: a kind (see csrc/data/text.hpp), its column, its slot's key."""
+
+    def __init__(
+        self,
+        *,
+        fields: list[tuple[int, int, int]],
+        separator: str,
+        inner: str,
+        quotes: bool,
+        log: bool,
+        missing: float,
+    ) -> None: ...
+    def parse(
+        self, text: bytes, begin: int
+    ) -> tuple[Float32s, Float32s, Int64s, list[Bag], Int64s, list[tuple[int, int, int]]]:
+        """Label, dense, ids, bags, where rows start behind `begin`, and of bad rows the start, field and fault."""
+
+class SyntheticLaw:
+    """A slot: its ids, the first dense one, its key, the amplitude of weights by octave."""
+
+    def __init__(
+        self,
+        *,
+        key: int,
+        dense: list[float],
+        slots: list[tuple[int, int, int, list[float]]],
+        bags: list[tuple[int, int, int, list[float]]],
+        hashed: bool,
+        bias: float,
+    ) -> None: ...
+    def make(self, numbers: Int64s) -> tuple[Float32s, Float32s, Int64s, list[Bag], Float32s]:
+        """Label, dense, ids, bags and true probability of the rows of these numbers."""
+
+def hash_strings(text: NDArray[np.uint8], offsets: Int64s, key: int, out: Int64s) -> None:
+    """out[i] = the hash of text[offsets[i]:offsets[i+1]] in the slot of this key."""
+
+def hash_integers(values: Int64s, key: int, out: Int64s) -> None:
+    """out[i] = the hash of the decimal digits of values[i] in the slot of this key."""
+
+def permutation(size: int, key: int, begin: int, stride: int, count: int) -> Int64s:
+    """Images of begin, begin + stride, ... (`count` of them) under a permutation of [0, size)."""

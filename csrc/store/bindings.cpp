@@ -10,6 +10,7 @@
 
 #include "../arrays.hpp"
 #include "hash.hpp"
+#include "slots.hpp"
 #include "table.hpp"
 
 namespace nb = nanobind;
@@ -20,6 +21,7 @@ namespace {
 
 using Ids = nb::ndarray<const std::int64_t, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using IntsOut = nb::ndarray<std::int32_t, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<const std::uint32_t, nb::c_contig, nb::device::cpu>;
 
@@ -117,6 +119,22 @@ void bind_store(nb::module_& m) {
              self.table.push_bag(ids.data(), ids.size(), offsets.data(), offsets.size(), mean, grads.data(), seconds);
            }, nb::arg("ids").noconvert(), nb::arg("offsets").noconvert(), nb::arg("mean"), nb::arg("grads").noconvert(),
            nb::arg("seconds"))
+      .def("prepare", [](Bound& self, Ids ids, std::uint32_t seconds) {
+             nb::gil_scoped_release unlocked;
+             self.table.prepare(ids.data(), ids.size(), seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("seconds"))
+      .def("peek", [](Bound& self, Ids ids, FloatsOut weights, FloatsOut state) {
+             same(weights.size(), ids.size() * self.dim, "rows");
+             same(state.size(), ids.size() * self.state, "state");
+             nb::gil_scoped_release unlocked;
+             self.table.peek(ids.data(), ids.size(), weights.data(), state.data());
+           }, nb::arg("ids").noconvert(), nb::arg("weights").noconvert(), nb::arg("state").noconvert())
+      .def("put", [](Bound& self, Ids ids, Floats weights, Floats state) {
+             same(weights.size(), ids.size() * self.dim, "rows");
+             same(state.size(), ids.size() * self.state, "state");
+             nb::gil_scoped_release unlocked;
+             self.table.put(ids.data(), ids.size(), weights.data(), state.data());
+           }, nb::arg("ids").noconvert(), nb::arg("weights").noconvert(), nb::arg("state").noconvert())
       .def("set_lr", [](Bound& self, float lr) { self.table.set_lr(lr); }, nb::arg("lr"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("counts", [](Bound& self, Ids ids, std::uint32_t seconds) {
@@ -206,6 +224,20 @@ void bind_store(nb::module_& m) {
     kernels(static_cast<int>(dim), Kind::sgd).flat_pull(rows.data(), number.data(), number.size(), out.data(),
                                                         static_cast<int>(dim));
   }, nb::arg("rows").noconvert(), nb::arg("number").noconvert(), nb::arg("out").noconvert());
+  nb::class_<Slots>(m, "Slots")
+      .def(nb::init<>())
+      .def("resolve", [](Slots& self, Ids ids, IntsOut slots, IntsOut number) {
+             if (slots.size() < ids.size()) throw std::invalid_argument("no room for the slots of all ids");
+             same(number.size(), ids.size(), "numbers");
+             nb::gil_scoped_release unlocked;
+             return self.resolve(ids.data(), ids.size(), slots.data(), number.data());
+           }, nb::arg("ids").noconvert(), nb::arg("slots").noconvert(), nb::arg("number").noconvert())
+      .def("__len__", [](Slots& self) { return self.size(); })
+      .def("ids", [](Slots& self, std::size_t first, std::size_t end) {
+             auto found = self.ids(first, end);
+             const std::size_t size = found.size();
+             return array(std::move(found), {size});
+           }, nb::arg("first"), nb::arg("end"));
   m.def("scatter_add", [](Floats grads, Words number, FloatsOut sums) {
     const std::size_t dim = sums.shape(1), count = sums.shape(0);
     same(grads.size(), number.size() * dim, "gradients");

@@ -176,6 +176,24 @@ void gather(const Distinct& call, std::size_t begin, std::size_t end, std::size_
   }
 }
 
+template <int kDim>
+void copy(const Distinct& call, const RowView& rows, int width, float* out) {
+  const std::size_t dim = kDim > 0 ? kDim : width;
+  for (std::size_t i = 0; i < call.count; ++i) {
+    if (i + kAhead < call.count) {
+      const std::uint32_t later = call.slot[call.number[i + kAhead]];
+      if (later != kNoSlot) prefetch(rows.weights(later), sizeof(float) * dim);
+    }
+    const std::size_t p = call.position == nullptr ? i : call.position[i];
+    const std::uint32_t slot = call.slot[call.number[i]];
+    if (slot != kNoSlot) [[likely]] {
+      memcpy(out + p * dim, rows.weights(slot), sizeof(float) * dim);
+    } else {
+      memset(out + p * dim, 0, sizeof(float) * dim);
+    }
+  }
+}
+
 // Sums of the ids that occur again, in the order of their occurrence.
 template <int kDim>
 HETERPS_INLINE void sum_repeats(const Distinct& call, const Gradients& from, int width) {
@@ -395,7 +413,7 @@ void flat_push(const Rule& rule, float* rows, float* state, const std::uint32_t*
 
 template <int kDim>
 Kernels of_width(Kind kind) {
-  Kernels out{number<kDim>, fetch, probe, gather<kDim>, nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
+  Kernels out{number<kDim>, fetch, probe, gather<kDim>, copy<kDim>, nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
   switch (kind) {
     case Kind::sgd: out.update = apply<Kind::sgd, kDim>; break;
     case Kind::momentum: out.update = apply<Kind::momentum, kDim>; break;

@@ -58,6 +58,8 @@ struct Kernels {
   // `waiting` on.
   void (*gather)(const Distinct&, std::size_t begin, std::size_t end, std::size_t waiting, const IndexView&,
                  const RowView&, int dim, float* out);
+  // The same for all ids of a call whose slots are known for some time: fetches the rows itself.
+  void (*copy)(const Distinct&, const RowView&, int dim, float* out);
   // Sums up gradients of equal ids and updates the rows that have a slot.
   void (*update)(const Rule&, const Distinct&, const Gradients&, const RowView&, int dim);
   // The sum, or the mean, of `count` rows; a null row is zeros.

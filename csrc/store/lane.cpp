@@ -56,16 +56,32 @@ void Lane::first_value(std::int64_t id, float* row) const {
   }
 }
 
-std::uint32_t Lane::create(std::int64_t id) {
-  const std::uint32_t slot = rows_.take();
-  if (saving_) saved_.set(slot);   // it is not of the moment that is being saved
-  init_row(config_.init_key, id, config_.init_scale, config_.dim, rows_.weights(slot));
+void Lane::first_state(float* state) const {
   const bool adagrad = config_.rule.kind == Kind::adagrad || config_.rule.kind == Kind::rowwise_adagrad;
-  float* state = rows_.state(slot);
   std::fill_n(state, config_.state_floats, adagrad ? config_.rule.initial_accumulator : 0.0f);
   if (config_.rule.kind == Kind::ftrl) {
     std::fill_n(state + config_.dim, config_.dim, config_.rule.initial_accumulator);
   }
+}
+
+void Lane::read(std::int64_t id, float* weights, float* state) const {
+  const std::uint32_t slot = index_.find(id);
+  if (slot == kNoSlot) {
+    first_value(id, weights);
+    first_state(state);
+    return;
+  }
+  std::copy_n(rows_.weights(slot), config_.dim, weights);
+  std::copy_n(rows_.state(slot), config_.state_floats, state);
+}
+
+void Lane::copy(const Distinct& call, float* out) const { kernels_.copy(call, rows_.view(), config_.dim, out); }
+
+std::uint32_t Lane::create(std::int64_t id) {
+  const std::uint32_t slot = rows_.take();
+  if (saving_) saved_.set(slot);   // it is not of the moment that is being saved
+  init_row(config_.init_key, id, config_.init_scale, config_.dim, rows_.weights(slot));
+  first_state(rows_.state(slot));
   if (config_.tracks) rows_.life(slot) = {};
   index_.insert(id, slot);
   note(slot);
@@ -309,6 +325,8 @@ void Lane::end_save(bool succeeded) {
 void Lane::insert(std::int64_t id, const float* weights, const float* state, const Life* life) {
   std::uint32_t slot = index_.find(id);
   if (slot == kNoSlot) slot = create(id);
+  protect(id, slot);
+  note(slot);
   std::copy_n(weights, config_.dim, rows_.weights(slot));
   std::copy_n(state, config_.state_floats, rows_.state(slot));
   if (config_.tracks && life != nullptr) rows_.life(slot) = *life;

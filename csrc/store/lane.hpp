@@ -49,6 +49,10 @@ class Lane {
   enum class Access { pull, push, peek };   // peek: neither creates nor counts
   // Finds the rows of a call's ids, makes those that are missing, and copies them to `out`, if given.
   void resolve(Distinct& call, Access access, Now now, float* out);
+  // Copies the rows of a call that was resolved to `out`.
+  void copy(const Distinct& call, float* out) const;
+  // The row and state of one id as they are, its first ones if it has none. No sight of it.
+  void read(std::int64_t id, float* weights, float* state) const;
   // First value of an id without a row.
   void first_value(std::int64_t id, float* row) const;
   // Updates rows by their gradients.
@@ -79,6 +83,7 @@ class Lane {
   void watch_changes();
 
  private:
+  void first_state(float* state) const;
   void make_missing(Distinct& call, std::size_t from);
   void live(Distinct& call, Access access);
   std::uint32_t sight(std::int64_t id, std::uint32_t slot, Access access, std::uint32_t times);

@@ -97,9 +97,42 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool cr
     fill_first_values(ids, scratch_, out);
     return;
   }
+  if (Batch* batch = recall(ids, count, true); batch != nullptr) {
+    batch->prepared = false;
+    copy_rows(ids, *batch, out);
+    return;
+  }
   Batch& batch = next_batch();
   resolve(ids, count, batch, out, Lane::Access::pull, seconds);
   remember(ids, count, batch);
+}
+
+void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
+  const std::lock_guard lock(mutex_);
+  if (config_.tracks) return;   // there a pull is a sight, which counts when it happens
+  Batch& batch = next_batch();
+  resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
+  remember(ids, count, batch);
+  batch.prepared = true;
+}
+
+void Table::copy_rows(const std::int64_t* ids, Batch& batch, float* out) {
+  const bool all = lanes_.size() == 1;
+  pool_.run([&](int l) { lanes_[l]->copy(batch.shares[l].view(ids, all), out); });
+}
+
+void Table::peek(const std::int64_t* ids, std::size_t count, float* weights, float* state) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < count; ++i) {
+    lane(ids[i]).read(ids[i], weights + i * config_.dim, state + i * config_.state_floats);
+  }
+}
+
+void Table::put(const std::int64_t* ids, std::size_t count, const float* weights, const float* state) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < count; ++i) {
+    lane(ids[i]).insert(ids[i], weights + i * config_.dim, state + i * config_.state_floats, nullptr);
+  }
 }
 
 // One that was pushed already, so that its memory is in the caches, or else the oldest.
@@ -118,17 +151,27 @@ void Table::remember(const std::int64_t* ids, std::size_t count, Batch& batch) {
   batch.ids.assign(ids, ids + count);
   batch.number = ++batches_;
   batch.valid = true;
+  batch.prepared = false;
+}
+
+// The oldest remembered batch of these ids whose rows are still where they were.
+Table::Batch* Table::recall(const std::int64_t* ids, std::size_t count, bool prepared) {
+  Batch* found = nullptr;
+  for (Batch& batch : recent_) {
+    if (!batch.valid || batch.prepared != prepared || batch.ids.size() != count) continue;
+    if (found != nullptr && found->number < batch.number) continue;
+    bool current = true;
+    for (std::size_t l = 0; l < lanes_.size(); ++l) current &= batch.shares[l].generation == lanes_[l]->generation();
+    if (current && std::memcmp(batch.ids.data(), ids, count * sizeof *ids) == 0) found = &batch;
+  }
+  return found;
 }
 
 // A push mostly has the ids of a recent pull, whose rows are then known.
 Table::Batch& Table::resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
-  for (Batch& batch : recent_) {
-    if (!batch.valid || batch.ids.size() != count) continue;
-    bool current = true;
-    for (std::size_t l = 0; l < lanes_.size(); ++l) current &= batch.shares[l].generation == lanes_[l]->generation();
-    if (!current || std::memcmp(batch.ids.data(), ids, count * sizeof *ids) != 0) continue;
-    batch.valid = false;
-    return batch;
+  if (Batch* batch = recall(ids, count, false); batch != nullptr) {
+    batch->valid = false;
+    return *batch;
   }
   resolve(ids, count, scratch_, nullptr, Lane::Access::push, seconds);
   return scratch_;

@@ -27,6 +27,8 @@ class Table {
 
   // Rows of `count` ids into `out`, one after the other. Without `create`, ids without a row read as first values.
   void pull(const std::int64_t* ids, std::size_t count, float* out, bool create, std::uint32_t seconds);
+  // Finds the rows of ids that are pulled soon, and makes those that are missing: the pull then only copies them.
+  void prepare(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
   // Adds up the gradients of equal ids and updates each row once.
   void push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds);
   // The same for bags: bag b holds the ids from offsets[b] up to offsets[b + 1], the last one up to the end.
@@ -34,6 +36,10 @@ class Table {
            float* out, bool create, std::uint32_t seconds);
   void push_bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags, bool mean,
                 const float* grads, std::uint32_t seconds);
+
+  // Rows and state of ids as they are, first ones where there is no row; and the inverse, which makes missing rows.
+  void peek(const std::int64_t* ids, std::size_t count, float* weights, float* state);
+  void put(const std::int64_t* ids, std::size_t count, const float* weights, const float* state);
 
   void set_lr(float lr);
   void counts(const std::int64_t* ids, std::size_t count, std::int64_t* out, std::uint32_t seconds);
@@ -71,6 +77,7 @@ class Table {
     std::vector<Share> shares;
     std::uint64_t number = 0;      // grows with each batch
     bool valid = false;            // remembered, and not pushed yet
+    bool prepared = false;         // and not pulled yet
   };
 
   int lane_of(std::int64_t id) const;
@@ -85,6 +92,8 @@ class Table {
   std::vector<const float*> locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
                                    std::vector<float>& firsts);
   Batch& next_batch();
+  Batch* recall(const std::int64_t* ids, std::size_t count, bool prepared);
+  void copy_rows(const std::int64_t* ids, Batch& batch, float* out);
   void remember(const std::int64_t* ids, std::size_t count, Batch& batch);
 
   std::mutex mutex_;
@@ -105,7 +114,7 @@ class Table {
   std::vector<std::vector<std::vector<std::uint32_t>>> spread_;   // [thread][lane] positions
   std::vector<std::vector<std::size_t>> counts_;                  // and how many
   std::uint32_t steps_ = 0;
-  std::array<Batch, 4> recent_;
+  std::array<Batch, 12> recent_;
   std::uint64_t batches_ = 0;
   Batch scratch_;
 };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,8 +33,6 @@ class Chain(nn.Module):
         self.name = name
         self.layers = layers
         self._check_names()
-        for layer in layers:
-            self.add_module(layer.name, layer)
         last = layers[-1]
         reads_label = isinstance(getattr(last, "module", None), Loss) and len(last.reads) == 2
         self.score = score or (last.reads[0] if reads_label else None)
@@ -42,6 +40,42 @@ class Chain(nn.Module):
         for what, tensor in (("score", self.score), ("label", self.label)):
             if tensor is not None and tensor not in {*self.inputs, *self._writer}:
                 raise InvalidInput(f"{what}: no layer reads or writes {tensor!r}")
+        for layer in layers:  # last and without add_module: a layer may be called loss or score, as attributes here are
+            self._modules[layer.name] = layer
+
+    @classmethod
+    def from_module(
+        cls,
+        model: nn.Module,
+        example: Mapping[str, Value],
+        *,
+        loss: nn.Module | None = None,
+        label: str = "label",
+        leaves: Sequence[type[nn.Module] | nn.Module | str] = (),
+        name: str | None = None,
+        **table: Any,
+    ) -> Chain:
+        """Cuts an ordinary module into a chain, by tracing it with `torch.fx`.
+
+        Its forward takes entries of the batch as the parameters of their names, or the batch as one dictionary, and
+        gives scores (logits, for the default loss), its loss (the mean over the samples), or (loss, score). Every
+        `nn.Embedding` and `nn.EmbeddingBag` becomes a sparse layer with a table of its own, which starts with the
+        module's rows; ids are entries of the batch or made of them without weights. Dense weights stay the module's
+        own. An `InvalidInput` names the line that cannot be traced.
+
+        Args:
+            model: the module; it is not changed.
+            example: a small batch, of at least two samples if it can be. Multi-valued slots are `Bags`: forward gets
+                their ids under their name, and their offsets as name + "_offsets" (or "offsets").
+            loss: called with scores and labels; by default `BCEWithLogits`.
+            label: the entry of the batch that the loss reads.
+            leaves: modules, their types or their names that stay whole; an embedding among them stays dense.
+            name: of the model; by default that of its class.
+            **table: options of all tables: optimizer, lr, and those of `SparseEmbedding`.
+        """
+        from heterps.models.tracing import from_module
+
+        return from_module(model, example, loss=loss, label=label, leaves=leaves, name=name, **table)
 
     def _check_names(self) -> None:
         if not self.layers:
@@ -64,7 +98,7 @@ class Chain(nn.Module):
                 if tensor in self._writer or tensor in read_from_batch:
                     raise InvalidInput(f"layer {layer.name!r} writes {tensor!r}, which is written or read before")
                 self._writer[tensor] = number
-            if isinstance(layer, SparseEmbedding) and layer.reads[0] in self._writer:
+            if isinstance(layer, SparseEmbedding) and not self._writer.keys().isdisjoint(layer.reads):
                 raise InvalidInput(f"embedding {layer.name!r} reads its ids from the batch, not from another layer")
         if len(self.layers[-1].writes) != 1:
             raise InvalidInput(f"the last layer writes the loss alone, not {', '.join(self.layers[-1].writes)}")
@@ -120,7 +154,7 @@ class Chain(nn.Module):
         return values
 
     def predict(self, batch: Batch) -> Tensor:
-        """The score of each sample: runs the layers up to the one that writes it."""
+        """The score of each sample, [B] if it has one: runs the layers up to the one that writes it."""
         if self.score is None:
             raise InvalidInput("the chain names no score: make it with Chain(..., score=...)")
         last = self._writer.get(self.score, -1)
@@ -129,7 +163,7 @@ class Chain(nn.Module):
             values.update(run_layer(layer, values))
         score = values[self.score]
         assert isinstance(score, Tensor)
-        return score.reshape(len(score))
+        return score.reshape(len(score), -1).squeeze(1)
 
     def _needed(self, last: int) -> Iterator[Layer]:
         """The layers up to `last` that the output of `last` depends on."""

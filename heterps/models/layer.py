@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -83,37 +83,46 @@ class RowSource(Protocol):
 class SparseEmbedding(Layer):
     """Rows of a sparse table, by int64 ids: of shape [B, slots] (or [B]), or `Bags` with a pooling.
 
-    Writes [B, slots, dim]. The rows lie in a table of the store or on parameter servers and have an optimizer of their
-    own: they are no parameters of the module. The runtime binds a table to the layer; layers that name the same table
-    share it.
+    Writes [B, slots, dim] (see `keep_shape`). The rows lie in a table of the store or on parameter servers and have an
+    optimizer of their own: they are no parameters of the module. The runtime binds a table to the layer; layers that
+    name the same table share it.
     """
 
     kind = "embedding"
+    initial_rows: Tensor | None
+    make_ids: Callable[..., Value] | None
 
     def __init__(
         self,
         name: str,
         *,
-        reads: str,
+        reads: str | Sequence[str],
         writes: str,
         dim: int,
         optimizer: str = "rowwise-adagrad",
         lr: float = 0.01,
         pooling: str | None = None,
         table: str | None = None,
+        ids: Callable[..., Value] | None = None,
+        keep_shape: bool = False,
+        initial_rows: Tensor | None = None,
         **options: Any,
     ) -> None:
         """Makes a layer without a table.
 
         Args:
             name: of the layer, and of its table unless `table` names another.
-            reads: the ids, in the batch.
+            reads: the ids, in the batch; with `ids`, the tensors of the batch it is called with.
             writes: the name of the rows.
             dim: floats of a row.
             optimizer: of the rows: sgd, momentum, adagrad, rowwise-adagrad, adam or ftrl.
             lr: learning rate of the rows.
             pooling: sum or mean over the ids of a bag; needed for `Bags`.
             table: the table's name.
+            ids: makes the ids of what is read, such as columns of a tensor or ids with offsets; a pure function
+                without weights, which treats each sample by itself.
+            keep_shape: write the ids' own shape + (dim,), and [B, dim] for bags of one slot.
+            initial_rows: rows of the ids 0, 1, …, which the table starts with; by default it makes its own.
             **options: further options of `heterps.store.SparseTable`, such as seed, init_scale, eps or admit_after.
         """
         nn.Module.__init__(self)
@@ -121,21 +130,32 @@ class SparseEmbedding(Layer):
         self.reads = _names(name, "reads", reads)
         self.writes = _names(name, "writes", writes)
         self.join = False
-        if len(self.reads) != 1 or len(self.writes) != 1:
+        if (len(self.reads) != 1 and ids is None) or len(self.writes) != 1:
             raise InvalidInput(f"embedding {name!r} reads one tensor of ids and writes one of rows")
         if dim < 1:
             raise InvalidInput(f"embedding {name!r}: dim is at least 1, not {dim}")
         if pooling not in (None, "sum", "mean"):
             raise InvalidInput(f"embedding {name!r}: pooling is 'sum' or 'mean', not {pooling!r}")
+        if initial_rows is not None and (initial_rows.ndim != 2 or initial_rows.shape[1] != dim):
+            raise InvalidInput(f"embedding {name!r}: initial rows are [ids, {dim}], not {list(initial_rows.shape)}")
         self.dim = dim
         self.pooling = pooling
         self.table_name = table or name
         self.options = {"dim": dim, "optimizer": optimizer, "lr": lr, **options}
         self.table: RowSource | None = None
+        self.keep_shape = keep_shape
+        object.__setattr__(self, "initial_rows", initial_rows)
+        object.__setattr__(self, "make_ids", ids)  # neither follows the module to a device
+
+    def ids_of(self, values: Mapping[str, Value]) -> Value:
+        """The ids to look up, out of a batch."""
+        read = [values[tensor] for tensor in self.reads]
+        ids = self.make_ids(*read) if self.make_ids is not None else read[0]
+        return ids.to(torch.int64) if isinstance(ids, Tensor) else ids
 
     def forward(self, *values: Value) -> Tensor:
         """Rows for inference: ids that were never trained read as their first value, and none are made."""
-        (ids,) = values
+        ids = self.ids_of(dict(zip(self.reads, values, strict=True)))
         if self.table is None:
             raise InvalidInput(f"embedding {self.name!r} has no table yet: train the chain, or bind its tables")
         if isinstance(ids, Bags):
@@ -145,8 +165,12 @@ class SparseEmbedding(Layer):
         return self.shaped(torch.as_tensor(rows), ids)
 
     def shaped(self, rows: Tensor, ids: Value) -> Tensor:
-        """Rows as the layer writes them: [B, slots, dim]."""
-        return rows.view(len(ids), -1, self.dim)
+        """Rows as the layer writes them: [B, slots, dim], or of the ids' own shape."""
+        if not self.keep_shape:
+            return rows.view(len(ids), -1, self.dim)
+        if isinstance(ids, Bags):
+            return rows.view(-1, self.dim) if ids.slots == 1 else rows.view(len(ids), ids.slots, self.dim)
+        return rows.view(*ids.shape, self.dim)
 
     def _pooling(self) -> str:
         if self.pooling is None:

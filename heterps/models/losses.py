@@ -19,6 +19,15 @@ class BCEWithLogits(Loss):
         return functional.binary_cross_entropy_with_logits(logits.reshape(-1), labels.reshape(-1).to(logits.dtype))
 
 
+class BCE(Loss):
+    """Binary cross-entropy of probabilities [B] or [B, 1] with labels [B] of 0 and 1; prefer logits where you can."""
+
+    def forward(self, probabilities: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the samples."""
+        given = probabilities.reshape(-1)
+        return functional.binary_cross_entropy(given, labels.reshape(-1).to(given.dtype))
+
+
 class Hinge(Loss):
     """Hinge loss: max(0, margin - y·score), y = 1 for label 1 and -1 for label 0."""
 

@@ -116,6 +116,29 @@ class SparseTable:
         with _offsets_explained():
             self._core.push_bag(given, starts, _is_mean(mode), rows, self.seconds)
 
+    def prepare(self, ids: Ids) -> None:
+        """Looks up ids that are pulled soon, and makes the rows they lack: the pull then only copies rows.
+
+        Row values are read by the pull, so pushes may come in between. Only for speed; a table that counts sights or
+        lets rows expire does nothing here.
+        """
+        self._core.prepare(as_ids(ids), self.seconds)
+
+    def peek(self, ids: Ids) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Rows and optimizer state of ids (one axis) as they are, first values where there is no row. Makes nothing."""
+        given = as_ids(ids)
+        weights = np.empty((given.shape[0], self.config.dim), np.float32)
+        state = np.empty((given.shape[0], self.config.state_floats), np.float32)
+        self._core.peek(given, weights, state)
+        return weights, state
+
+    def put(self, ids: Ids, weights: Rows, state: Rows | None = None) -> None:
+        """Sets rows of ids (one axis), and their optimizer state if given; makes the rows that are missing."""
+        given = as_ids(ids)
+        rows = as_rows(weights, (given.shape[0], self.config.dim), "rows")
+        kept = self.peek(given)[1] if state is None else state
+        self._core.put(given, rows, as_rows(kept, (given.shape[0], self.config.state_floats), "state"))
+
     def set_lr(self, lr: float) -> None:
         """Learning rate of later pushes."""
         Optimizer(name=self.config.optimizer.name, lr=lr)  # refuses what is no learning rate

@@ -1,0 +1,195 @@
+"""Text files with a row in each line: how one reader goes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from heterps import _native
+from heterps.data import rows
+from heterps.data.files import File, reading
+from heterps.data.filesource import FileSource, check_whole, fingerprint, order_of
+from heterps.data.hashing import key_of
+from heterps.data.lines import Bytes, ForwardBytes, SeekableBytes, line_number, read_lines
+from heterps.data.reader import Part, Place
+from heterps.data.rows import Columns
+from heterps.data.spans import Run, one_pass
+
+_BLOCKS = 8
+"""Stretches from different places that are shuffled together. Assumed: enough to mix, few enough to read fast."""
+
+_MOST_OPEN = 16
+
+
+class Kind(IntEnum):
+    """What a field becomes; the numbers are those of csrc/data/text.hpp."""
+
+    SKIP, CLICK, LABEL, INTEGER, NUMBER, ID, RAW_ID, BAG, RAW_BAG = range(9)
+
+
+_FAULTS = (
+    "has {found} fields, not {wanted}",
+    "the label {name} is not {rule}: {value!r}",
+    "{name} is not a whole number: {value!r}",
+    "{name} is not a finite number: {value!r}",
+    "{name} is not a whole number, as hash: false asks for: {value!r}",
+    "{name}: a quote that does not end, or something behind it: {value!r}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the fields of a file become columns."""
+
+    format: _native.TextFormat
+    names: Sequence[str]
+    """Of the fields, for messages."""
+    separator: str
+    multi: Sequence[str] = ()
+    labelled: bool = True
+    clicks: bool = False
+    """Labels are 0 or 1."""
+    begin: int = 0
+    """Bytes of the header."""
+
+    def parse(self, text: bytes, begin: int) -> tuple[Columns, rows.Int64s, list[tuple[int, int, int]]]:
+        """Columns, where their rows start, and what is malformed."""
+        label, dense, ids, bags, starts, bad = self.format.parse(text, begin)
+        if not len(starts):  # widths are unknown then
+            return {}, starts, bad
+        named = dict(zip(self.multi, bags, strict=True))
+        return rows.columns_of(label if self.labelled else None, dense, ids, named), starts, bad
+
+    def describe(self, file: File, offset: int, line: bytes, field: int, fault: int) -> str:
+        """Where and why a row is malformed."""
+        fields = line.decode(errors="replace").split(self.separator)
+        says = _FAULTS[fault].format(
+            found=field,
+            wanted=len(self.names),
+            name=self.names[field] if field < len(self.names) else f"field {field + 1}",
+            value=fields[field][:80] if field < len(fields) else "",
+            rule="0 or 1" if self.clicks else "a finite number",
+        )
+        return f"{file.path}, line {line_number(file, offset)}: {says}"
+
+
+@dataclass(frozen=True)
+class TextSource(FileSource):
+    """Options of every source of text files."""
+
+    _: KW_ONLY
+    shuffle_bytes: int = 1 << 25
+    """Text that is shuffled together: stretches from eight random places of all files (of compressed files: the next so
+    many bytes of one). Memory is about three times this, with prefetch nine times."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("shuffle_bytes", self.shuffle_bytes, least=1)
+
+    def layout(self, file: File) -> Layout:
+        """How this file is to be read."""
+        raise NotImplementedError
+
+    def make_pass(self, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int]) -> TextPass:
+        """One reader's way through the files."""
+        return TextPass(self, seed=seed, shuffle=shuffle, shard=shard)
+
+
+class TextPass:
+    """Files that can be read anywhere are read by blocks in random order; if one cannot, all are read file by file.
+
+    In the second case a shard gets whole files if there are enough of them, else every n-th row of all files.
+    """
+
+    def __init__(self, source: TextSource, *, seed: int, shuffle: bool, shard: tuple[int, int]) -> None:
+        self._source, self._files, self._shard = source, source.files, shard
+        self._seed, self._shuffle = seed, shuffle
+        self.fingerprint = fingerprint(source, self._files, seed=seed, shuffle=shuffle, shard=shard)
+        self._layouts = [source.layout(file) for file in self._files]
+        self._forward = any(file.compression or file.size is None for file in self._files)
+        self._block = max(1, source.shuffle_bytes // _BLOCKS)
+
+    def parts(self, epoch: int, place: Place) -> Generator[Part]:
+        """See `Pass.parts`. Places: (part,) or (file, part)."""
+        return self._parts_forward(epoch, place) if self._forward else self._parts_anywhere(epoch, place)
+
+    def _key(self, epoch: int, *place: int) -> int | None:
+        return key_of(self._seed, epoch, *place) if self._shuffle else None
+
+    def _parts_anywhere(self, epoch: int, place: Place) -> Generator[Part]:
+        blocks = []
+        for number, (file, layout) in enumerate(zip(self._files, self._layouts, strict=True)):
+            size = file.size or 0
+            for begin in range(layout.begin, size, self._block):
+                blocks.append(Run(number, 0, begin, min(begin + self._block, size)))
+        together = self._block * _BLOCKS if self._shuffle else self._block
+        plan = one_pass(blocks, key=self._key(epoch), shard=self._shard, most=self._block, together=together)
+        opened: dict[int, SeekableBytes] = {}
+        try:
+            for number in range(place[0] if place else 0, len(plan)):
+                decoded = []
+                for run in plan[number]:
+                    if run.file not in opened:
+                        if len(opened) >= _MOST_OPEN:
+                            opened.pop(next(iter(opened))).close()
+                        opened[run.file] = SeekableBytes(self._files[run.file])
+                    decoded.append(self._decode(run.file, opened[run.file], run.begin, run.end)[0])
+                yield self._part((number,), decoded, key=self._key(epoch, number), every=(0, 1))
+        finally:
+            for data in opened.values():
+                data.close()
+
+    def _parts_forward(self, epoch: int, place: Place) -> Generator[Part]:
+        order = list(range(len(self._files)))
+        if self._shuffle:
+            key = key_of(self._seed, epoch)
+            order = [int(i) for i in _native.permutation(len(order), key, 0, 1, len(order))]
+        every = self._shard
+        if len(order) >= self._shard[1]:
+            order, every = order[self._shard[0] :: self._shard[1]], (0, 1)
+        size = self._source.shuffle_bytes if self._shuffle else self._block
+        nth, first = place or (0, 0)
+        for at in range(nth, len(order)):
+            number = order[at]
+            data = ForwardBytes(self._files[number])
+            try:
+                part, ended = first, False
+                while not ended:
+                    begin = self._layouts[number].begin + part * size
+                    with reading(self._files[number].path):
+                        data.forget(max(begin - 1, 0))
+                    decoded, ended = self._decode(number, data, begin, begin + size)
+                    yield self._part((at, part), [decoded], key=self._key(epoch, at, part), every=every)
+                    part += 1
+            finally:
+                data.close()
+            first = 0
+
+    def _decode(self, number: int, data: Bytes, begin: int, end: int) -> tuple[tuple[Columns, Any, list[Any]], bool]:
+        file, layout = self._files[number], self._layouts[number]
+        with reading(file.path):
+            lines = read_lines(data, begin, end)
+        columns, starts, faults = layout.parse(lines.text, lines.begin)
+        keys = starts.astype(np.uint64) + np.uint64((file.key + lines.offset) % 2**64)
+        bad = []
+        for start, field, fault in faults:
+            stop = lines.text.find(b"\n", lines.begin + start)
+            line = lines.text[lines.begin + start : stop if stop >= 0 else None]
+            bad.append(partial(layout.describe, file, lines.offset + start, line.rstrip(b"\r")[:4096], field, fault))
+        return (columns, keys, bad), lines.ended
+
+    def _part(self, place: Place, decoded: list[Any], *, key: int | None, every: tuple[int, int]) -> Part:
+        there = [one for one in decoded if len(one[1])] or decoded[:1]
+        keys = np.concatenate([keys for _, keys, _ in there])
+        return Part(
+            place=place,
+            after=(*place[:-1], place[-1] + 1),
+            columns=rows.join([columns for columns, _, _ in there]),
+            order=order_of(keys, splits=self._source.splits, key=key, every=every),
+            bad=[row for _, _, bad in decoded for row in bad],
+        )

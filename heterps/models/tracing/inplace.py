@@ -1,0 +1,56 @@
+"""Changes in place: harmless in a module, but layers may not change what others read."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import Tensor, fx
+
+from heterps.errors import InvalidInput
+
+REMEDY = (
+    "put this part into an nn.Module of its own and name it in leaves=[...], so that it stays whole, "
+    "or build the Chain by hand"
+)
+
+_PLAIN: dict[Any, Any] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+    operator.ifloordiv: operator.floordiv,
+    operator.imod: operator.mod,
+    operator.ipow: operator.pow,
+    operator.imatmul: operator.matmul,
+    operator.iand: operator.and_,
+    operator.ior: operator.or_,
+}
+
+
+def settle_changes_in_place(root: fx.GraphModule) -> None:
+    """Turns them into calls that give a new tensor; an `InvalidInput` where the changed one is read again."""
+    order = {node: number for number, node in enumerate(root.graph.nodes)}
+    for node in root.graph.nodes:
+        if not _in_place(root, node):
+            continue
+        changed = node.args[0] if node.args else None
+        read_again = isinstance(changed, fx.Node) and any(order[user] > order[node] for user in changed.users)
+        if read_again or not node.users:
+            raise InvalidInput(f"{node.format_node()} changes a tensor in place that is read again; {REMEDY}")
+        if node.target in _PLAIN:
+            node.target = _PLAIN[node.target]
+        elif node.op == "call_method" and hasattr(Tensor, str(node.target)[:-1]):
+            node.target = str(node.target)[:-1]
+        elif "inplace" in node.kwargs:
+            node.update_kwarg("inplace", False)
+
+
+def _in_place(root: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    suffix = name.endswith("_") and not name.endswith("__") and node.target not in (operator.and_, operator.or_)
+    return suffix or node.target in _PLAIN or node.kwargs.get("inplace") is True

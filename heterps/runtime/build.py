@@ -1,0 +1,113 @@
+"""Makes the stages of a run: for each stage of the plan, the kind that its device does best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from heterps.models import Chain
+from heterps.models.layer import SparseEmbedding
+from heterps.runtime.device.graph import GraphStage
+from heterps.runtime.device.rows import DeviceRows
+from heterps.runtime.device.table import DeviceTable
+from heterps.runtime.placement import StageSpec, cores
+from heterps.runtime.rows import DistinctRows, HostRows, Rows
+from heterps.runtime.settings import Settings
+from heterps.runtime.stage import Stage
+from heterps.runtime.tables import Shared
+from heterps.store import SparseTable
+
+OnScore = Callable[[Tensor, Tensor], None]
+
+
+def look_ahead(specs: Sequence[StageSpec]) -> tuple[int, int]:
+    """Batches to prepare ahead, and threads that do it: more for a GPU, whose steps are short."""
+    preparers = max(2, cores() // 2) if any(spec.device.type == "cuda" for spec in specs) else 1
+    return preparers + 1, preparers
+
+
+def build_stages(
+    chain: Chain, specs: Sequence[StageSpec], shared: Shared, settings: Settings, on_score: OnScore, *, ahead: int
+) -> list[Stage]:
+    """The stages, their modules on their devices."""
+    plan = _Context(chain, specs, shared, settings, on_score, ahead)
+    return [plan.stage(spec) for spec in specs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    chain: Chain
+    specs: Sequence[StageSpec]
+    shared: Shared
+    settings: Settings
+    on_score: OnScore
+    ahead: int
+
+    def stage(self, spec: StageSpec) -> Stage:
+        rows = self._rows(spec)
+        options: dict[str, Any] = {
+            "optimizer": self.settings.make_optimizer, "precision": self.settings.dtype, "on_score": self.on_score,
+            "keep_weights_version": self.settings.steps_ahead > 0,
+        }  # fmt: skip
+        if not self._as_graph(spec, rows):
+            return Stage(spec, self.chain, rows, **options)
+        return GraphStage(
+            spec, self.chain, rows, buffers=self.settings.steps_ahead + self.ahead + 2,
+            clip_norm=self.settings.clip_norm, scheduled=self.settings.schedule is not None, **options,
+        )  # fmt: skip
+
+    def _as_graph(self, spec: StageSpec, rows: Sequence[Rows]) -> bool:
+        """A graph updates at once: that needs the loss, rows on the device, and no other stage's gradient norms."""
+        if spec.device.type != "cuda" or spec is not self.specs[-1] or self.settings.micro_batches > 1:
+            return False
+        alone = not any(list(layer.parameters()) for layer in self.chain.layers[: spec.first])
+        return all(isinstance(some, DeviceRows) for some in rows) and (alone or self.settings.clip_norm is None)
+
+    def _rows(self, spec: StageSpec) -> list[Rows]:
+        layers = [layer for layer in self._layers(spec) if isinstance(layer, SparseEmbedding)]
+        on_device = [name for name in dict.fromkeys(layer.table_name for layer in layers) if self._lives_on(spec, name)]
+        rows: list[Rows] = []
+        for name in on_device:
+            table = self.shared[name].table
+            assert isinstance(table, SparseTable)
+            users = [layer for layer in layers if layer.table_name == name]
+            rows.append(DeviceRows(users, DeviceTable(table, spec.device)))
+        staleness = self.settings.steps_ahead
+        for layer in layers:
+            shared = self.shared[layer.table_name]
+            if layer.table_name in on_device:
+                continue
+            if self._only_crosses(spec, layer):
+                rows.append(DistinctRows(layer, shared, staleness=staleness))
+            else:
+                rows.append(HostRows(layer, shared, spec.device, staleness=staleness))
+        return rows
+
+    def _layers(self, spec: StageSpec) -> Sequence[object]:
+        return self.chain.layers[spec.first : spec.last + 1]
+
+    def _lives_on(self, spec: StageSpec, table: str) -> bool:
+        """A table lies in a GPU's memory if it is this process's, used by no other stage, and without a life cycle."""
+        if spec.device.type != "cuda":
+            return False
+        held, own = self.shared[table].table, self._layers(spec)
+        users = [layer for layer in self.chain.embeddings if layer.table_name == table]
+        return isinstance(held, SparseTable) and not held.config.tracks and all(user in own for user in users)
+
+    def _only_crosses(self, spec: StageSpec, layer: SparseEmbedding) -> bool:
+        """Rows that only a GPU in the next stage reads cross as distinct ones."""
+        following = self.specs[spec.number + 1] if spec.number + 1 < len(self.specs) else None
+        if (
+            following is None
+            or following.device.type != "cuda"
+            or spec.device.type != "cpu"
+            or layer.pooling is not None
+        ):
+            return False
+        readers = [number for number, other in enumerate(self.chain.layers) if layer.writes[0] in other.reads]
+        return all(number > spec.last for number in readers) and layer.writes[0] not in self.chain.alive(
+            following.last + 1
+        )

@@ -1,0 +1,307 @@
+"""The last stage of a pipeline on a GPU: a whole step as one CUDA graph, from its inputs to its updates.
+
+The first step runs as any other stage's, which makes the optimizer's state and warms the libraries up. From the second
+on, batches of the same size are computed by replaying a graph: the host only fills a buffer and starts it. Batches of
+another size, bags and several micro-batches take the ordinary way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heterps.models import Bags
+from heterps.models.batch import Batch, batch_size
+from heterps.models.layer import SparseEmbedding
+from heterps.runtime.device.rows import DeviceRows, Resolved
+from heterps.runtime.device.staging import Buffer, Field, Staging
+from heterps.runtime.rows import Lookup
+from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
+
+
+class DeviceLoss:
+    """A loss that is on its way to the host."""
+
+    def __init__(self, value: Tensor, event: Any) -> None:
+        self._value, self._event = value, event
+
+    def ready(self) -> bool:
+        """True when it can be read without waiting."""
+        return bool(self._event.query())
+
+    def __float__(self) -> float:
+        self._event.synchronize()
+        return float(self._value)
+
+
+class Packed:
+    """A batch in a buffer, its ids looked up."""
+
+    def __init__(self, buffer: Buffer, resolved: list[Resolved]) -> None:
+        self.buffer, self.resolved = buffer, resolved
+
+
+class GraphStage(Stage):
+    """The last stage on a GPU. Its rows, if any, are `DeviceRows`."""
+
+    applies_at_once = True
+
+    def __init__(
+        self, *args: Any, buffers: int, clip_norm: float | None = None, scheduled: bool = False, **options: Any
+    ):
+        """Makes a stage; see `Stage` for the arguments.
+
+        Args:
+            *args: of `Stage`.
+            buffers: for inputs on the host; more than steps that are prepared at once.
+            clip_norm: of the gradients of this stage, if it is the only one with dense weights.
+            scheduled: whether learning rates change.
+            **options: of `Stage`.
+        """
+        super().__init__(*args, **options)
+        assert all(isinstance(rows, DeviceRows) for rows in self.rows)
+        self._device_rows: list[DeviceRows] = list(self.rows)  # type: ignore[arg-type]
+        self._buffers, self._clip_norm = buffers, clip_norm
+        self._making = threading.Lock()
+        self._staging: Staging | None = None
+        self._graph: Any = None
+        self._made_for: tuple[Any, ...] = ()
+        self._warm = False
+        self._replayed: set[int] = set()
+        self._losses: dict[int, DeviceLoss] = {}
+        self._sent: deque[tuple[Any, Any]] = deque()
+        self._captures_optimizer = _make_capturable(self.optimizer, scheduled=scheduled)
+
+    # Ahead, in other threads.
+
+    def prepare(self, batch: Batch) -> Any:
+        """Fills a buffer; batches that do not fit the graph are looked up the ordinary way."""
+        with self._making:
+            if self._staging is None:
+                self._make_staging(batch)
+        if self._staging is None or batch_size(batch) != self._size or not self._same_shapes(batch):
+            return super().prepare(batch)
+        buffer = self._staging.acquire()
+        for name in self._tensors:
+            buffer.fields[name].copy_(batch[name])  # type: ignore[arg-type]
+        resolved = [self._resolve(number, rows, batch, buffer) for number, rows in enumerate(self._device_rows)]
+        return Packed(buffer, resolved)
+
+    def _resolve(self, number: int, rows: DeviceRows, batch: Batch, buffer: Buffer) -> Resolved:
+        slots, numbers = buffer.fields[f"{number}:slots"], buffer.fields[f"{number}:numbers"]
+        given = [layer.ids_of(batch).reshape(-1) for layer in rows.layers]  # type: ignore[union-attr]
+        together = given[0].contiguous() if len(given) == 1 else torch.cat(given)
+        distinct = rows.table.slots.resolve(together, slots, numbers)
+        slots[distinct:] = 0  # padding
+        sizes = [len(ids) for ids in given]
+        return Resolved(slots[:distinct], torch.split(numbers, sizes), (None,) * len(given))
+
+    def _make_staging(self, batch: Batch) -> None:
+        self._size = batch_size(batch)
+        fields: dict[str, Field] = {}
+        for name in self._tensors:
+            value = batch[name]
+            if isinstance(value, Bags):
+                return
+            fields[name] = Field(value.dtype, tuple(value.shape))
+        for number, rows in enumerate(self._device_rows):
+            ids = [layer.ids_of(batch) for layer in rows.layers]
+            if any(isinstance(value, Bags) for value in ids):
+                return
+            total = sum(value.numel() for value in ids if isinstance(value, Tensor))
+            fields[f"{number}:slots"] = fields[f"{number}:numbers"] = Field(torch.int32, (total,))
+        self._shapes = {name: tuple(value.shape) for name, value in batch.items()}  # type: ignore[union-attr]
+        self._staging = Staging(fields, self.spec.device, buffers=self._buffers)
+
+    def _same_shapes(self, batch: Batch) -> bool:
+        return all(isinstance(v, Tensor) and tuple(v.shape) == self._shapes[name] for name, v in batch.items())
+
+    # In the stage's thread.
+
+    def begin(self, step: Step, prepared: Any) -> None:
+        """Starts a step: the ordinary way, or by handing its buffer over."""
+        self._packed: Packed | None = None
+        if not isinstance(prepared, Packed):
+            super().begin(step, prepared)
+        elif self._warm and step.micro_batches == 1:
+            self._packed = prepared
+        else:
+            assert self._staging is not None
+            super().begin(step, prepared.resolved)
+            torch.cuda.current_stream().synchronize()
+            self._staging.release(prepared.buffer)
+
+    def forward(self, step: Step, micro_batch: int, incoming: Tensors) -> Tensors:
+        """Forward and backward, and with a graph the update too."""
+        if self._packed is None:
+            return super().forward(step, micro_batch, incoming)
+        assert self._staging is not None
+        for rows in self._device_rows:
+            rows.table.upload_new()
+        key = self._key(incoming)
+        if key != self._made_for:
+            self._capture(incoming)
+            self._made_for = key
+        self._staging.send(self._packed.buffer)
+        self._receive(incoming)
+        self._graph.replay()
+        if not self._captures_optimizer and self.optimizer is not None:
+            self.optimizer.step()
+        self._replayed.add(step.number)
+        loss = torch.empty((), pin_memory=True)
+        loss.copy_(self._loss, non_blocking=True)
+        grads = self._send_back(incoming)
+        event = torch.cuda.current_stream().record_event()
+        self._losses[step.number] = DeviceLoss(loss, event)
+        return {name: None if grad is None else OnItsWay(grad, event) for name, grad in grads.items()}
+
+    def apply(self, step: Step, *, scale: float = 1.0) -> Any:
+        """Updates, unless the graph did."""
+        if step.number in self._replayed:
+            self._replayed.remove(step.number)
+            return self._losses.pop(step.number)
+        loss = super().apply(step, scale=scale)
+        self._warm = True
+        return loss
+
+    def set_lr(self, factor: float) -> None:
+        """See `Stage.set_lr`; a graph reads learning rates from tensors."""
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                initial = group.setdefault("initial_lr", float(group["lr"]))
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(initial * factor)
+                else:
+                    group["lr"] = initial * factor
+        for rows in self.rows:
+            rows.set_lr(factor)
+
+    def _key(self, incoming: Tensors) -> tuple[Any, ...]:
+        """What a graph was made for: it must be made again when this changes."""
+        shapes = [value.shape if isinstance(value, Lookup) else tuple(value.shape) for value in incoming.values()]
+        return (*shapes, *(rows.table.generation for rows in self._device_rows))
+
+    def _capture(self, incoming: Tensors) -> None:
+        """Records a step. Nothing is computed here."""
+        self._graph = None
+        self._arrivals = {name: _Arrival(value, self.spec.device) for name, value in incoming.items()}
+        graph = torch.cuda.CUDAGraph()
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize(self.spec.device)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._record()
+        self._graph = graph
+
+    def _record(self) -> None:
+        assert self._staging is not None
+        static = self._staging.static
+        values: Tensors = {name: static[name] for name in self._tensors}
+        for name, arrival in self._arrivals.items():
+            values[name] = arrival.value()
+        leaves, written = [], {}
+        for number, rows in enumerate(self._device_rows):
+            leaf = rows.table.rows(static[f"{number}:slots"]).requires_grad_()
+            sizes = [self._ids_of(layer) for layer in rows.layers]
+            for layer, numbers in zip(rows.layers, torch.split(static[f"{number}:numbers"], sizes), strict=True):
+                written[layer.name] = leaf.index_select(0, numbers).view(self._size, -1, layer.dim)
+            leaves.append(leaf)
+        self.compute(values, lambda layer: written[layer.name])
+        if self._on_score is not None:
+            self._on_score(values[str(self._score)].detach(), values[str(self._label)])
+        loss = values[self.loss]
+        loss.backward()
+        self._loss = loss.detach().float()
+        self._clip()
+        if self._captures_optimizer and self.optimizer is not None:
+            self.optimizer.step()
+        with torch.no_grad():
+            for number, (rows, leaf) in enumerate(zip(self._device_rows, leaves, strict=True)):
+                if leaf.grad is not None:
+                    rows.table.update(static[f"{number}:slots"], leaf.detach(), leaf.grad)
+
+    def _ids_of(self, layer: SparseEmbedding) -> int:
+        """Ids of a layer in a batch."""
+        one = {name: torch.zeros(self._shapes[name], dtype=torch.int64) for name in layer.reads}
+        return int(layer.ids_of(one).numel())  # type: ignore[union-attr]
+
+    def _clip(self) -> None:
+        grads = self.grads()
+        if self._clip_norm is not None and grads:
+            norm = torch.stack(torch._foreach_norm(grads)).norm()
+            torch._foreach_mul_(grads, (self._clip_norm / (norm + 1e-6)).clamp(max=1.0))
+
+    def _receive(self, incoming: Tensors) -> None:
+        """Copies what the previous stage sent to where the graph reads it; what is copied must stay until it is."""
+        for name, value in incoming.items():
+            self._arrivals[name].copy(value)
+        self._sent.append((incoming, torch.cuda.current_stream().record_event()))
+        while self._sent[0][1].query():
+            self._sent.popleft()
+            if not self._sent:
+                break
+
+    def _send_back(self, incoming: Tensors) -> dict[str, Tensor | None]:
+        """The gradients of what the previous stage sent, on their way to the host."""
+        out: dict[str, Tensor | None] = {}
+        for name, value in incoming.items():
+            grad = self._arrivals[name].grad(value)
+            if grad is not None:
+                host = torch.empty(grad.shape, dtype=grad.dtype, pin_memory=True)
+                host.copy_(grad, non_blocking=True)
+                grad = host
+            out[name] = grad
+        return out
+
+
+class _Arrival:
+    """Where a graph reads a tensor of the previous stage from."""
+
+    def __init__(self, value: Any, device: torch.device) -> None:
+        self._shape = value.shape
+        if isinstance(value, Lookup):
+            ids = value.number.numel()
+            self._leaf = torch.zeros(ids, value.rows.shape[1], device=device, requires_grad=True)
+            self._number: Tensor | None = torch.zeros(ids, dtype=torch.int32, device=device)
+        else:
+            self._leaf = torch.zeros_like(value, device=device, requires_grad=value.is_floating_point())
+            self._number = None
+
+    def value(self) -> Tensor:
+        """The tensor, in the graph."""
+        if self._number is None:
+            return self._leaf
+        return self._leaf.index_select(0, self._number).view(self._shape)
+
+    @torch.no_grad()
+    def copy(self, value: Any) -> None:
+        """Brings the next step's values."""
+        if isinstance(value, Lookup):
+            assert self._number is not None
+            self._leaf[: len(value.rows)].copy_(value.rows, non_blocking=True)
+            self._number.copy_(value.number, non_blocking=True)
+        else:
+            self._leaf.copy_(value, non_blocking=True)
+
+    def grad(self, value: Any) -> Tensor | None:
+        """Of what was sent: of a lookup, of its rows."""
+        if self._leaf.grad is None:
+            return None
+        return self._leaf.grad[: len(value.rows)] if isinstance(value, Lookup) else self._leaf.grad
+
+
+def _make_capturable(optimizer: torch.optim.Optimizer | None, *, scheduled: bool) -> bool:
+    """True if the optimizer's step can be part of a graph; sets it up for that."""
+    if optimizer is None:
+        return True
+    if all("capturable" in group for group in optimizer.param_groups):
+        for group in optimizer.param_groups:
+            group["capturable"] = True
+            if scheduled:
+                group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+        return True
+    return isinstance(optimizer, torch.optim.SGD) and not scheduled

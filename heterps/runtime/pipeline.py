@@ -1,0 +1,168 @@
+"""Stages as threads of one process, wired to each other, fed from here, and stopped together."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import SupportsFloat
+
+import torch
+from torch import Tensor
+
+from heterps.errors import HeterPSError
+from heterps.models.batch import Batch, batch_size
+from heterps.runtime.placement import StageSpec
+from heterps.runtime.stage import Stage, Step
+from heterps.runtime.worker import Backward, Fed, Forward, Stop, Worker
+from heterps.telemetry import Recorder
+
+
+class StageFailed(HeterPSError):
+    """A stage raised; the cause is the error it raised."""
+
+
+class Pipeline:
+    """Runs steps through stages. `submit` and `drain` are called by one thread.
+
+    With `staleness` s, a stage starts a step while at most s earlier ones are not applied to its weights; s = 0 is
+    synchronous training.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        *,
+        first_step: int = 0,
+        staleness: int = 0,
+        clip_norm: float | None = None,
+        schedule: Callable[[int], float] | None = None,
+        recorder: Recorder,
+        preparers: int = 1,
+        ahead: int = 2,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Starts the stages' threads.
+
+        Args:
+            stages: in order.
+            first_step: number of the first step that will be submitted.
+            staleness: steps a stage may run ahead.
+            clip_norm: largest norm of a step's dense gradients, over all stages.
+            schedule: step -> factor of all learning rates.
+            recorder: of spans.
+            preparers: threads that prepare batches.
+            ahead: batches that are prepared (ids looked up, memory copied) beyond those that are computed.
+            on_failure: wakes what waits outside of the pipeline.
+        """
+        self.recorder = recorder
+        self.schedule = schedule
+        self.stages = stages
+        self._clip_norm = clip_norm
+        self._norms: dict[int, list[Tensor]] = {}
+        self._changed = threading.Condition()
+        self._applied = [first_step] * len(stages)
+        self._submitted = first_step
+        self._losses: dict[int, SupportsFloat] = {}
+        self._error: BaseException | None = None
+        self._failed_stage: StageSpec | None = None
+        self._on_failure = on_failure
+        self._in_flight = staleness + 1 + ahead
+        self._pool = ThreadPoolExecutor(preparers, thread_name_prefix="prepare")
+        self._workers = [Worker(stage, self, first_step=first_step, staleness=staleness) for stage in stages]
+        for worker in self._workers:
+            worker.start()
+
+    def submit(self, batch: Batch, micro_batches: int) -> int:
+        """Feeds a batch as the next step, as soon as there is room; gives the step's number."""
+        number, size = self._submitted, batch_size(batch)
+        parts = max(1, min(micro_batches, size))
+        bounds = [size * part // parts for part in range(parts + 1)]
+        self._wait(lambda: number - min(self._applied) < self._in_flight)
+        self._submitted += 1
+        for worker in self._workers:
+            own = {name: batch[name] for name in worker.stage.reads}
+            prepared = self._pool.submit(worker.stage.prepare, own)
+            worker.inbox.put(Fed(Step(number, own, bounds), prepared))
+        return number
+
+    def drain(self) -> None:
+        """Returns when every submitted step is applied in all stages."""
+        self._wait(lambda: min(self._applied) >= self._submitted)
+
+    @property
+    def completed(self) -> int:
+        """Steps up to this one (not included) are applied in all stages."""
+        return min(self._applied)
+
+    def losses(self, *, wait: bool = False) -> dict[int, SupportsFloat]:
+        """Losses of completed steps, each once; without `wait`, only those that can be read at once."""
+        with self._changed:
+            done = {
+                step: loss for step, loss in self._losses.items()
+                if step < min(self._applied) and (wait or getattr(loss, "ready", lambda: True)())
+            }  # fmt: skip
+            for step in done:
+                del self._losses[step]
+        return done
+
+    def close(self) -> None:
+        """Stops all threads, and waits for them to end."""
+        for worker in self._workers:
+            worker.inbox.put(Stop())
+        self._pool.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            if worker is not threading.current_thread():
+                worker.join()
+
+    # Called by workers.
+
+    def send(self, stage: int, message: Forward | Backward) -> None:
+        """Hands tensors to a neighbouring stage."""
+        self._workers[stage].inbox.put(message)
+
+    def applied(self, stage: int, step: Step, loss: SupportsFloat | None) -> None:
+        """A stage has updated its weights for a step."""
+        with self._changed:
+            self._applied[stage] = step.number + 1
+            if loss is not None:
+                self._losses[step.number] = loss
+            self._changed.notify_all()
+
+    def clip_scale(self, step: int, stage: Stage) -> float:
+        """What a stage multiplies its gradients by: needs the norms of all, so it waits for them."""
+        if self._clip_norm is None:
+            return 1.0
+        with self._changed:
+            norms = self._norms.setdefault(step, [])
+            norms.append(stage.squared_norm().cpu())
+            self._norms.pop(step - self._in_flight - 1, None)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(norms) == len(self.stages) or self._error is not None)
+        norm = math.sqrt(float(torch.stack(norms).sum()))
+        return min(1.0, self._clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
+
+    def fail(self, error: BaseException, stage: StageSpec) -> None:
+        """A stage raised: the first error is kept, and everybody is woken."""
+        with self._changed:
+            if self._error is None:
+                self._error, self._failed_stage = error, stage
+            self._changed.notify_all()
+        self._on_failure()
+        for worker in self._workers:
+            worker.inbox.put(Stop())
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self._error is not None)
+        self.check()
+
+    def check(self) -> None:
+        """Raises what a stage raised, if one did."""
+        if self._error is not None:
+            if isinstance(self._error, HeterPSError):
+                raise self._error
+            raise StageFailed(
+                f"{self._failed_stage} failed: {type(self._error).__name__}: {self._error}"
+            ) from self._error

@@ -1,0 +1,100 @@
+"""From a plan and a chain to what runs where on this machine. Decides only; nothing is started here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from heterps.errors import InvalidInput
+from heterps.models import Chain
+from heterps.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One stage: layers `first` … `last` on one device."""
+
+    number: int
+    first: int
+    last: int
+    type: str
+    """The plan's resource type."""
+    units: int
+    """As planned; `threads` is what this machine can give."""
+    device: torch.device
+    threads: int
+
+    def __str__(self) -> str:
+        return f"stage {self.number} · {self.type} × {self.units}"
+
+
+def place(chain: Chain, plan: Plan | None, devices: Mapping[str, str] | None = None) -> tuple[StageSpec, ...]:
+    """The stages of a plan on this machine; without a plan, one stage on the GPU if there is one, else on all cores.
+
+    Args:
+        chain: its layers are those of the plan, in order.
+        plan: what to run.
+        devices: resource type -> device of this machine (`cpu`, `cuda:1`), where it is not the plan's: to try a plan
+            on a machine that lacks its hardware.
+    """
+    if plan is None:
+        return (_default_stage(chain),)
+    if len(plan.placement) != len(chain.layers):
+        raise InvalidInput(
+            f"the plan places {len(plan.placement)} layers of {plan.model!r}, the chain has {len(chain.layers)} "
+            f"({', '.join(layer.name for layer in chain.layers)}); make a plan for this model"
+        )
+    stages = []
+    for number, stage in enumerate(plan.stages):
+        device = _device(stage.type, (devices or {}).get(stage.type, plan.types[stage.type].device))
+        threads = min(stage.units, cores()) if device.type == "cpu" else 1
+        stages.append(StageSpec(number, stage.first, stage.last, stage.type, stage.units, device, threads))
+    _refuse_shared_parameters(chain, stages)
+    return tuple(stages)
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _default_stage(chain: Chain) -> StageSpec:
+    last = len(chain.layers) - 1
+    if torch.cuda.is_available():
+        return StageSpec(0, 0, last, "gpu", 1, torch.device("cuda", 0), 1)
+    return StageSpec(0, 0, last, "cpu", cores(), torch.device("cpu"), cores())
+
+
+def _device(type_: str, name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidInput(f"device of {type_!r}: cpu, cuda or cuda:N, not {name!r}") from None
+    if device.type == "cuda":
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= there:
+            raise InvalidInput(
+                f"the plan runs layers on {type_!r} ({name}), and this machine has {there} such GPUs; plan for a "
+                f"cluster without it, or try the plan on other hardware with devices {type_}=cpu"
+            )
+        return torch.device("cuda", device.index or 0)
+    if device.type != "cpu":
+        raise InvalidInput(f"device of {type_!r}: cpu, cuda or cuda:N, not {name!r}")
+    return device
+
+
+def _refuse_shared_parameters(chain: Chain, stages: list[StageSpec]) -> None:
+    """A parameter has one home: layers that share one must lie in one stage."""
+    home: dict[int, tuple[int, str]] = {}
+    for stage in stages:
+        for layer in chain.layers[stage.first : stage.last + 1]:
+            for parameter in layer.parameters():
+                number, other = home.setdefault(id(parameter), (stage.number, layer.name))
+                if number != stage.number:
+                    raise InvalidInput(
+                        f"layers {other!r} and {layer.name!r} share a parameter, and the plan puts them into different "
+                        "stages; place them on the same type, with all layers between them"
+                    )

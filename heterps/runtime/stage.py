@@ -1,0 +1,282 @@
+"""What a stage computes: forward and backward of its layers for a micro-batch, and one update for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from heterps.models import Bags, Chain, run_layer
+from heterps.models.batch import Batch
+from heterps.models.layer import SparseEmbedding
+from heterps.runtime.placement import StageSpec
+from heterps.runtime.rows import DistinctRows, Lookup, Rows
+
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Tensors = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A batch on its way through a stage."""
+
+    number: int
+    whole: Batch
+    """What the stage reads of the batch."""
+    bounds: Sequence[int]
+    """Micro-batch m has the samples bounds[m] … bounds[m + 1]."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of the step."""
+        return len(self.bounds) - 1
+
+    @property
+    def samples(self) -> int:
+        """Samples of the batch."""
+        return self.bounds[-1]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A micro-batch between its forward and its backward."""
+
+    incoming: Tensors
+    """Leaves of what the previous stage sent; of a `Lookup`, its rows."""
+    outgoing: Tensors = field(default_factory=dict)
+
+
+class Stage:
+    """Layers first … last of a chain on one device, computed by autograd as plain PyTorch would.
+
+    Calls come from one thread, in the order of steps and micro-batches: forward of each micro-batch, backward of each,
+    then `apply`. The last stage of a pipeline does both in `forward`, as it has the loss.
+    """
+
+    applies_at_once = False
+    """Whether `forward` also updates, so that learning rates must be set before it."""
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        chain: Chain,
+        rows: Sequence[Rows],
+        *,
+        optimizer: OptimizerFactory,
+        precision: torch.dtype = torch.float32,
+        keep_weights_version: bool = False,
+        on_score: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> None:
+        """Makes a stage and moves its modules to its device.
+
+        Args:
+            spec: which layers, where.
+            chain: the model.
+            rows: of the stage's embedding layers.
+            optimizer: makes the optimizer of the stage's dense parameters.
+            precision: of forward and backward; weights and updates stay float32.
+            keep_weights_version: lets updates happen between a forward and its backward, as async training has it.
+            on_score: called with the scores and labels of each micro-batch, in the stage that writes the scores.
+        """
+        self.spec = spec
+        self.layers = chain.layers[spec.first : spec.last + 1]
+        self.incoming = chain.alive(spec.first)
+        self.outgoing = chain.alive(spec.last + 1)
+        self.is_last = spec.last == len(chain.layers) - 1
+        self.loss = chain.loss
+        self._score, self._label = chain.score, chain.label
+        self._on_score = on_score if self._writes(chain.score) and chain.label in chain.inputs else None
+        reads = set(chain.read_by(spec.first, spec.last)) | ({chain.label} if self._on_score else set())
+        self.reads = tuple(name for name in chain.inputs if name in reads)
+        ids = {name for layer in self.layers if isinstance(layer, SparseEmbedding) for name in layer.reads}
+        others = {name for layer in self.layers if not isinstance(layer, SparseEmbedding) for name in layer.reads}
+        self._tensors = tuple(name for name in self.reads if name not in ids or name in others or name == self._label)
+        self.rows = rows
+        self._rows_of = {layer.name: some for some in rows for layer in some.layers}
+        self._precision = precision
+        for layer in self.layers:
+            layer.to(spec.device)
+        self.parameters = {
+            f"{layer.name}.{name}": parameter for layer in self.layers for name, parameter in layer.named_parameters()
+        }
+        trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+        self.optimizer = optimizer(trained) if trained else None
+        self._keep = tuple(trained) if keep_weights_version else ()
+        self._writer_of = {tensor: layer.name for layer in self.layers for tensor in layer.writes}
+        self._flights: dict[tuple[int, int], _Flight] = {}
+        self._loss_sum: Tensor | None = None
+
+    def _writes(self, tensor: str | None) -> bool:
+        return any(tensor in layer.writes for layer in self.layers)
+
+    def prepare(self, batch: Batch) -> Any:
+        """Work on a batch that needs no weights, done ahead and in another thread: looking ids up."""
+        return [rows.prepare(batch) for rows in self.rows]
+
+    def begin(self, step: Step, prepared: Any) -> None:
+        """Starts a step with what `prepare` gave for its batch: gets the rows."""
+        for rows, own in zip(self.rows, prepared, strict=True):
+            rows.pull(step.number, step.whole, own)
+
+    def forward(self, step: Step, micro_batch: int, incoming: Tensors) -> Tensors:
+        """Computes a micro-batch from what the previous stage sent; gives what the next one needs, without gradients.
+
+        The last stage also goes backward at once: it gives the gradients of `incoming` instead.
+        """
+        start, stop = step.bounds[micro_batch], step.bounds[micro_batch + 1]
+        values: Tensors = {name: _moved(step.whole[name][start:stop], self.spec.device) for name in self._tensors}
+        flight = _Flight({})
+        for name, value in incoming.items():
+            flight.incoming[name], values[name] = _received(value, self.spec.device)
+
+        def written(layer: SparseEmbedding) -> Any:
+            return self._rows_of[layer.name].part(step.number, layer, start, stop)
+
+        self.compute(values, written)
+        if self._on_score is not None:
+            self._on_score(values[str(self._score)].detach(), values[str(self._label)])
+        if self.is_last:
+            loss = values[self.loss] * ((stop - start) / step.samples)
+            self._loss_sum = loss.detach() if self._loss_sum is None else self._loss_sum + loss.detach()
+            flight.outgoing = {self.loss: loss}
+            return self._backward(step, flight, {self.loss: None})
+        flight.outgoing = {name: values[name] for name in self.outgoing}
+        self._flights[step.number, micro_batch] = flight
+        return {name: value if isinstance(value, Lookup) else value.detach() for name, value in flight.outgoing.items()}
+
+    def compute(self, values: Tensors, rows_of: Callable[[SparseEmbedding], Any]) -> None:
+        """Runs the layers: adds what they write to `values`."""
+        with self._autocast():
+            for layer in self.layers:
+                if isinstance(layer, SparseEmbedding):
+                    values.update(layer.written(rows_of(layer)))
+                else:
+                    values.update(run_layer(layer, values))
+
+    def backward(self, step: Step, micro_batch: int, grads: Tensors) -> Tensors:
+        """Goes backward from the gradients the next stage sent; gives those of what the previous one sent."""
+        return self._backward(step, self._flights.pop((step.number, micro_batch)), grads)
+
+    def _backward(self, step: Step, flight: _Flight, grads: Tensors) -> Tensors:
+        roots, roots_grads = [], []
+        for name, value in flight.outgoing.items():
+            grad = _arrived(grads[name])
+            if isinstance(value, Lookup):
+                rows = self._rows_of[self._writer_of[name]]
+                assert isinstance(rows, DistinctRows)
+                rows.give(step.number, torch.zeros_like(value.rows) if grad is None else grad)
+            elif value.requires_grad and (grad is not None or name == self.loss):
+                roots.append(value)
+                roots_grads.append(None if grad is None else _moved(grad, self.spec.device))
+        if roots:
+            torch.autograd.backward(roots, roots_grads)
+        for rows in self.rows:
+            rows.collect(step.number)
+        return {name: leaf.grad for name, leaf in flight.incoming.items()}
+
+    def squared_norm(self) -> Tensor:
+        """Sum of squares of the dense gradients of the step, for clipping by the norm over all stages."""
+        grads = self.grads()
+        norms = [norm.square() for norm in torch._foreach_norm(grads)] if grads else []
+        return torch.stack(norms).sum() if norms else torch.zeros((), device=self.spec.device)
+
+    def apply(self, step: Step, *, scale: float = 1.0) -> Tensor | None:
+        """Updates weights and rows by the step's gradients, dense ones times `scale`; the last stage gives the loss."""
+        if self.optimizer is not None:
+            if scale != 1.0:
+                torch._foreach_mul_(self.grads(), scale)
+            with _unsafe_preserve_version_counter(self._keep) if self._keep else nullcontext():
+                self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        for rows in self.rows:
+            rows.push(step.number)
+        loss, self._loss_sum = self._loss_sum, None
+        return loss
+
+    def set_lr(self, factor: float) -> None:
+        """Learning rates of the updates that follow: the initial ones times `factor`."""
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+        for rows in self.rows:
+            rows.set_lr(factor)
+
+    def load_optimizer(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes up the optimizer's state from a checkpoint, by parameter name; what it lacks starts anew."""
+        if self.optimizer is None:
+            return
+        held = self.optimizer.state_dict()
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        order = [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
+        held["state"] = {number: states[name] for number, name in enumerate(order) if name in states}
+        self.optimizer.load_state_dict(held)
+
+    def flush(self) -> None:
+        """Brings the tables up to date before they are saved."""
+        for rows in self.rows:
+            rows.flush()
+
+    def finish(self) -> None:
+        """Brings everything back to the host when the run is over."""
+        self.flush()
+        for layer in self.layers:
+            layer.to("cpu")
+
+    def grads(self) -> list[Tensor]:
+        """The dense gradients there are."""
+        return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.spec.device.type, dtype=self._precision)
+
+
+def _received(value: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What another stage sent: a leaf that collects its gradient, and the tensor it stands for."""
+    if isinstance(value, Lookup):
+        rows = value.rows.to(device, non_blocking=True).requires_grad_()
+        return rows, rows.index_select(0, value.number.to(device, non_blocking=True)).view(value.shape)
+    moved = _moved(value, device).detach()
+    if moved.is_floating_point():
+        moved.requires_grad_()
+    return moved, moved
+
+
+def _arrived(grad: Any) -> Tensor | None:
+    """A gradient from another stage, waited for if it is still on its way from a GPU."""
+    return grad.wait() if isinstance(grad, OnItsWay) else grad
+
+
+@dataclass(frozen=True, slots=True)
+class OnItsWay:
+    """A tensor in pinned memory that a GPU is still writing."""
+
+    tensor: Tensor
+    event: Any
+
+    def wait(self) -> Tensor:
+        """The tensor, when it is written."""
+        self.event.synchronize()
+        return self.tensor
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Bags):
+        return value
+    return value if value.device == device else value.to(device)
+
+
+def named_states(stages: Iterable[Stage]) -> dict[str, dict[str, Any]]:
+    """The optimizers' state by parameter name, so that another plan can take it up."""
+    states: dict[str, dict[str, Any]] = {}
+    for stage in stages:
+        if stage.optimizer is not None:
+            names = {id(parameter): name for name, parameter in stage.parameters.items()}
+            states |= {names[id(parameter)]: dict(state) for parameter, state in stage.optimizer.state.items()}
+    return states

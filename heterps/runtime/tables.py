@@ -1,0 +1,133 @@
+"""The tables behind a chain's embedding layers: made, filled, and kept in step with the run."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heterps.errors import InvalidInput
+from heterps.models import Bags, Chain
+from heterps.models.layer import SparseEmbedding
+from heterps.ps import Client
+from heterps.store import SparseTable, Table
+
+
+def bind_tables(chain: Chain, *, client: Client | None = None, seed: int = 0, threads: int = 1) -> dict[str, Table]:
+    """Gives every embedding layer its table: the one it has, or a new one here or on the client's servers.
+
+    Layers that name the same table share it, and must agree on its options. A table without a `seed` of its own gets
+    the run's.
+    """
+    options: dict[str, dict[str, Any]] = {}
+    for layer in chain.embeddings:
+        given = options.setdefault(layer.table_name, layer.options)
+        if given != layer.options:
+            raise InvalidInput(f"layers that share the table {layer.table_name!r} differ in its options")
+    for name, table_options in options.items():
+        layers = [layer for layer in chain.embeddings if layer.table_name == name]
+        bound = next((layer.table for layer in layers if layer.table is not None), None)
+        table: Any = bound if bound is not None else _make(name, {"seed": seed, **table_options}, client, threads)
+        if bound is None:
+            for layer in layers:
+                _fill(table, layer)
+        for layer in layers:
+            layer.table = table
+    return dict(chain.tables)
+
+
+def _make(name: str, options: dict[str, Any], client: Client | None, threads: int) -> Table:
+    local = SparseTable(name=name, threads=threads, **options)
+    return local if client is None else client.table(local.config)
+
+
+def _fill(table: Any, layer: SparseEmbedding) -> None:
+    """Puts the rows of a converted module into a new table."""
+    rows = getattr(layer, "initial_rows", None)
+    if rows is None:
+        return
+    if not isinstance(table, SparseTable):
+        raise InvalidInput(f"embedding {layer.name!r} brings rows of its own, which a parameter server cannot take yet")
+    values = rows.detach().to("cpu", torch.float32).contiguous()
+    table.put(torch.arange(len(values)), values)
+
+
+class SharedPush:
+    """Collects the gradients of all layers that use a table in a step, and pushes them as one.
+
+    Where one layer uses the table this is a plain push. Where several do, their gradients of equal ids are summed, as
+    autograd would; the last one to come pushes, and pulls of the next step wait for it.
+    """
+
+    def __init__(self, table: Table, users: int) -> None:
+        self.table = table
+        self._users = users
+        self._condition = threading.Condition()
+        self._waiting: dict[int, list[tuple[Any, Tensor, str | None]]] = {}
+        self._pushed = -1
+        self._failed = False
+
+    def wait_for(self, step: int) -> None:
+        """Returns when the gradients of `step` are pushed."""
+        if self._users == 1:
+            return
+        with self._condition:
+            self._condition.wait_for(lambda: self._pushed >= step or self._failed)
+
+    def push(self, step: int, ids: Tensor | Bags, grads: Tensor, pooling: str | None) -> None:
+        """Adds the gradients of one layer."""
+        if self._users == 1:
+            _push(self.table, ids, grads, pooling)
+            return
+        with self._condition:
+            waiting = self._waiting.setdefault(step, [])
+            waiting.append((ids, grads, pooling))
+            if len(waiting) < self._users:
+                return
+            flat = [_flat(*part) for part in self._waiting.pop(step)]
+            self.table.push(torch.cat([ids for ids, _ in flat]), torch.cat([rows for _, rows in flat]))
+            self._pushed = step
+            self._condition.notify_all()
+
+    def fail(self) -> None:
+        """Wakes whoever waits: the run is over."""
+        with self._condition:
+            self._failed = True
+            self._condition.notify_all()
+
+    def start_at(self, step: int) -> None:
+        """The next step to be pushed."""
+        self._pushed = step - 1
+
+
+def _push(table: Any, ids: Tensor | Bags, grads: Tensor, pooling: str | None) -> None:
+    if isinstance(ids, Bags):
+        table.push_bag(ids.ids, ids.offsets[:-1], grads, mode=pooling)
+    else:
+        table.push(ids, grads)
+
+
+def _flat(ids: Tensor | Bags, grads: Tensor, pooling: str | None) -> tuple[Tensor, Tensor]:
+    """Each id with a gradient of its own: what is pooled is spread over its bag."""
+    if not isinstance(ids, Bags):
+        return ids.reshape(-1), grads.reshape(ids.numel(), -1)
+    sizes = ids.offsets.diff()
+    rows = grads / sizes.clamp(min=1).unsqueeze(1) if pooling == "mean" else grads
+    return ids.ids, rows.repeat_interleave(sizes, dim=0)
+
+
+Shared = dict[str, SharedPush]
+
+
+def fail_all(shared: Shared) -> None:
+    """Wakes whoever waits for a push: the run is over."""
+    for push in shared.values():
+        push.fail()
+
+
+def shared_pushes(chain: Chain, tables: dict[str, Table]) -> Shared:
+    """One `SharedPush` for each table."""
+    users = [layer.table_name for layer in chain.embeddings]
+    return {name: SharedPush(table, users.count(name)) for name, table in tables.items()}

@@ -1,0 +1,271 @@
+"""A run: feeds the pipeline, watches the losses, and stops between steps to evaluate and to save."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heterps.errors import HeterPSError, InvalidInput
+from heterps.models import Chain, batch_size
+from heterps.plan import Plan
+from heterps.runtime.build import build_stages, look_ahead
+from heterps.runtime.checkpoint import State, Store
+from heterps.runtime.evaluation import Evaluation, evaluate
+from heterps.runtime.feed import Feed
+from heterps.runtime.pipeline import Pipeline
+from heterps.runtime.placement import cores, place
+from heterps.runtime.result import Result, StageResult
+from heterps.runtime.settings import Settings
+from heterps.runtime.stage import named_states
+from heterps.runtime.tables import bind_tables, fail_all, shared_pushes
+from heterps.telemetry import Progress, Recorder
+from heterps.telemetry.metrics import Auc
+
+
+class NotFinite(HeterPSError):
+    """The loss is no number any more."""
+
+
+class DataEnded(HeterPSError):
+    """The data ended before the steps that were asked for."""
+
+
+class Trainer:
+    """One run of a chain over data by a plan. Use `heterps.train`."""
+
+    def __init__(self, chain: Chain, data: Any, plan: Plan | None, settings: Settings) -> None:
+        self._chain, self._data, self._plan, self._settings = chain, data, plan, settings
+        self._stop = threading.Event()
+        self._losses: list[float] = []
+        self._evaluations: list[Evaluation] = []
+        self._auc = Auc() if chain.score is not None and chain.label is not None else None
+        self._step = self._samples = 0
+        self._position: Any = None
+        self._outside_s = 0.0  # evaluations and checkpoints
+        self._reason = "done"
+
+    def run(self) -> Result:
+        """Trains to the end, and says how it went."""
+        settings, chain = self._settings, self._chain
+        specs = place(chain, self._plan, settings.devices)
+        threads = max([spec.threads for spec in specs if spec.device.type == "cpu"], default=cores())
+        self._tables = bind_tables(chain, client=settings.client, seed=settings.seed, threads=threads)
+        shared = shared_pushes(chain, self._tables)
+        self._recorder = settings.recorder or Recorder()
+        ahead, preparers = look_ahead(specs)
+        self._stages = build_stages(chain, specs, shared, settings, self._score, ahead=ahead)
+        self._checkpoints = Store(settings.checkpoints) if settings.checkpoints is not None else None
+        self._resume()
+        for push in shared.values():
+            push.start_at(self._step)
+        with ExitStack() as stack:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            stop = stack.enter_context(_interrupts(self._stop))
+            epochs = settings.epochs or (None if settings.steps else 1)
+            self._feed = stack.enter_context(
+                Feed(self._data, batch_size=settings.batch_size, epochs=epochs, seed=settings.seed,
+                     position=self._position)
+            )  # fmt: skip
+            self._pipeline = Pipeline(
+                self._stages, first_step=self._step, staleness=settings.steps_ahead, clip_norm=settings.clip_norm,
+                schedule=settings.schedule, recorder=self._recorder, preparers=preparers, ahead=ahead,
+                on_failure=lambda: fail_all(shared),
+            )  # fmt: skip
+            stack.callback(self._finish)
+            self._progress = stack.enter_context(Progress(total=settings.steps, quiet=not settings.progress))
+            began = time.perf_counter()
+            self._train(stop)
+            seconds = time.perf_counter() - began - self._outside_s
+            return self._result(seconds)
+
+    def _train(self, stop: threading.Event) -> None:
+        settings = self._settings
+        first = self._first_samples = self._samples
+        saved = time.monotonic()
+        for read in self._feed if settings.steps is None or self._step < settings.steps else ():
+            if self._step == first:
+                self._chain.check_batch(read.batch)
+            self._pipeline.submit(read.batch, settings.micro_batches)
+            self._step += 1
+            self._samples += batch_size(read.batch)
+            self._position = read.position
+            self._watch()
+            due = self._checkpoint_due(saved)
+            if due or self._evaluation_due():
+                self._settle()
+                if self._evaluation_due():
+                    self._evaluate()
+                if due:
+                    self._save()
+                    saved = time.monotonic()
+            if self._no_more_gain():
+                self._reason = "early"
+            if stop.is_set():
+                self._reason = "interrupted"
+            if self._reason != "done" or self._step == settings.steps:
+                break
+        self._settle()
+        if settings.evaluation is not None and self._reason == "done" and not self._evaluation_due():
+            self._evaluate()
+        if self._checkpoints is not None:
+            self._save()
+        if settings.steps is not None and self._step < settings.steps and self._reason == "done":
+            raise DataEnded(
+                f"the data ended after step {self._step} of {settings.steps}; ask for fewer steps, or leave epochs out"
+            )
+
+    def _settle(self) -> None:
+        """Waits until every step is applied, and looks at its loss."""
+        self._pipeline.drain()
+        for table in self._tables.values():
+            table.wait()
+        self._watch(all_of_them=True)
+
+    def _watch(self, *, all_of_them: bool = False) -> None:
+        """Takes the losses of completed steps; stops the run at one that is no number."""
+        done = self._pipeline.losses(wait=all_of_them)
+        for step in sorted(done):
+            loss = float(done[step])
+            if not math.isfinite(loss):
+                raise NotFinite(
+                    f"the loss of step {step} is {loss}; the last checkpoint is intact. Lower the learning rates, clip "
+                    "gradients (clip_norm), or look for bad values in the data"
+                )
+            self._losses.append(loss)
+        if self._losses and (all_of_them or self._step % self._settings.log_every == 0):
+            self._log()
+
+    def _log(self) -> None:
+        loss = self._losses[-1]
+        auc = self._auc.compute() if self._auc is not None else None
+        self._recorder.scalar("loss", loss, step=self._step)
+        if auc is not None:
+            self._recorder.scalar("auc", auc, step=self._step)
+        busy = {stage.spec.number: self._recorder.busy(stage.spec.number) for stage in self._stages}
+        self._progress.update(step=self._step, samples=self._samples, loss=loss, auc=auc, busy=busy)
+
+    def _score(self, scores: Tensor, labels: Tensor) -> None:
+        if self._auc is not None:
+            self._auc.update(scores, labels)
+
+    # Between steps.
+
+    def _evaluation_due(self) -> bool:
+        every = self._settings.eval_every
+        if self._settings.evaluation is None or every is None or self._step % every:
+            return False
+        return not self._evaluations or self._evaluations[-1].step != self._step
+
+    def _evaluate(self) -> None:
+        began = time.perf_counter()
+        settings = self._settings
+        with self._recorder.span("evaluate", step=self._step):
+            found = evaluate(
+                self._chain, settings.evaluation, step=self._step, batch_size=settings.batch_size,
+                batches=settings.eval_batches,
+            )  # fmt: skip
+        self._evaluations.append(found)
+        self._recorder.event("evaluation", **found.to_dict())
+        self._outside_s += time.perf_counter() - began
+
+    def _no_more_gain(self) -> bool:
+        rule = self._settings.early_stop
+        if rule is None or len(self._evaluations) <= rule.patience:
+            return False
+        gains = [found.merit for found in self._evaluations]
+        best_before = max(gains[: -rule.patience])
+        return max(gains[-rule.patience :]) <= best_before + rule.min_gain
+
+    def _checkpoint_due(self, saved: float) -> bool:
+        if self._checkpoints is None:
+            return False
+        options = self._checkpoints.options
+        if options.every_steps is not None and self._step % options.every_steps == 0:
+            return True
+        return options.every_minutes is not None and time.monotonic() - saved >= 60 * options.every_minutes
+
+    def _save(self) -> None:
+        assert self._checkpoints is not None
+        began = time.perf_counter()
+        with self._recorder.span("checkpoint", step=self._step):
+            for stage in self._stages:
+                stage.flush()
+            dense = {name: value.detach().cpu() for name, value in self._chain.state_dict().items()}
+            metrics = {
+                "auc": self._auc.state() if self._auc is not None else None,
+                "evaluations": [found.to_dict() for found in self._evaluations],
+            }
+            state = State(step=self._step, samples=self._samples, position=self._position, metrics=metrics, dense=dense,
+                          optimizer=named_states(self._stages))  # fmt: skip
+            self._checkpoints.save(state, self._tables)
+        self._outside_s += time.perf_counter() - began
+
+    def _resume(self) -> None:
+        """Takes up the newest checkpoint, if there is one."""
+        newest = self._checkpoints.newest() if self._checkpoints is not None else None
+        if newest is None or self._checkpoints is None:
+            return
+        if not self._settings.resume:
+            raise InvalidInput(f"{newest.parent} holds checkpoints of another run; resume it, or choose another path")
+        state = self._checkpoints.load(newest, self._tables)
+        self._chain.load_state_dict(dict(state.dense))
+        for stage in self._stages:
+            stage.load_optimizer(state.optimizer)
+        if self._auc is not None and state.metrics.get("auc") is not None:
+            self._auc.load(state.metrics["auc"])
+        self._evaluations = [Evaluation(**found) for found in state.metrics.get("evaluations", [])]
+        self._step, self._samples, self._position = state.step, state.samples, state.position
+
+    def _finish(self) -> None:
+        self._pipeline.close()
+        for stage in self._stages:
+            stage.finish()
+
+    def _result(self, seconds: float) -> Result:
+        totals = self._recorder.totals()
+        stages = []
+        for stage in self._stages:
+            spec, steps = stage.spec, max(1, len(self._losses))
+            worked = sum(total.seconds for (number, _), total in totals.items() if number == spec.number)
+            stages.append(
+                StageResult(type=spec.type, units=spec.units, measured_s=worked / steps,
+                            busy=min(1.0, worked / seconds) if seconds > 0 else 0.0)
+            )  # fmt: skip
+        last = self._evaluations[-1] if self._evaluations else None
+        own_auc = self._auc.compute() if self._auc is not None else None
+        samples = self._samples - self._first_samples
+        return Result(
+            steps=self._step, samples=self._samples, losses=self._losses, auc=last.auc if last else own_auc,
+            eval_loss=last.loss if last else None, evaluations=[found.to_dict() for found in self._evaluations],
+            throughput=samples / seconds if seconds > 0 else 0.0, seconds=seconds, stages=stages, stopped=self._reason,
+            skipped_rows=self._feed.skipped, plan=self._plan,
+        )  # fmt: skip
+
+
+@contextmanager
+def _interrupts(stop: threading.Event) -> Iterator[threading.Event]:
+    """Within it the first SIGINT or SIGTERM asks the run to save and end; a second one is the usual interrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(kind: int, _: Any) -> None:
+        stop.set()
+        signal.signal(kind, before[signal.Signals(kind)])
+
+    try:
+        for kind in before:
+            signal.signal(kind, ask)
+        yield stop
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
