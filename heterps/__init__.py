@@ -8,26 +8,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heterps.api import compare
     from heterps.errors import HeterPSError, Infeasible, InvalidInput
+    from heterps.job import Job
+    from heterps.models import BCE, Bags, BCEWithLogits, Chain, Hinge, Layer, Loss, SparseEmbedding
     from heterps.plan import Cluster, Plan, Profile
+    from heterps.runtime import Checkpoints, EarlyStop, Result, evaluate
+    from heterps.runtime.export import export
+    from heterps.runtime.train import train
 
-__all__ = ["Cluster", "HeterPSError", "Infeasible", "InvalidInput", "Plan", "Profile", "compare", "plan"]
+__all__ = ["BCE", "BCEWithLogits", "Bags", "Chain", "Checkpoints", "Cluster", "EarlyStop", "HeterPSError", "Hinge",
+           "Infeasible", "InvalidInput", "Job", "Layer", "Loss", "Plan", "Profile", "Result", "SparseEmbedding",
+           "compare", "evaluate", "export", "plan", "train"]  # fmt: skip
 __version__ = "0.1.0"
 
-_WHERE = {
-    "Cluster": "heterps.plan",
-    "HeterPSError": "heterps.errors",
-    "Infeasible": "heterps.errors",
-    "InvalidInput": "heterps.errors",
-    "Plan": "heterps.plan",
-    "Profile": "heterps.plan",
-    "compare": "heterps.api",
+_NAMES = {
+    "heterps.api": ("compare",),
+    "heterps.errors": ("HeterPSError", "Infeasible", "InvalidInput"),
+    "heterps.job": ("Job",),
+    "heterps.models": ("BCE", "BCEWithLogits", "Bags", "Chain", "Hinge", "Layer", "Loss", "SparseEmbedding"),
+    "heterps.plan": ("Cluster", "Plan", "Profile"),
+    "heterps.runtime": ("Checkpoints", "EarlyStop", "Result", "evaluate", "train"),
+    "heterps.runtime.export": ("export",),
 }
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
+_PARTS = ("data", "models", "plan", "ps", "runtime", "store", "telemetry")
+"""Parts of the package that need no import of their own; `plan` is a module that is also the function of that name."""
 
 
 def __getattr__(name: str) -> Any:
     """Imports what is asked for, so that `import heterps` and `heterps --help` stay fast."""
-    if name == "plan":
-        return import_module("heterps.plan")  # a module that is also the function of that name
+    if name in _PARTS:
+        return import_module(f"heterps.{name}")
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'heterps' has no attribute {name!r}")

@@ -16,7 +16,7 @@ PACKAGE = Path(heterps.errors.__file__).parent
 
 ORDER = (
     "errors", "units", "_callable", "_native", "documents", "plan", "schedule", "telemetry", "models", "data", "store",
-    "ps", "runtime", "profile", "report", "api", "__init__", "cli", "__main__",
+    "ps", "runtime", "profile", "report", "job", "api", "__init__", "cli", "__main__",
 )  # fmt: skip
 """Parts of the package, lowest first. A part imports itself and what stands before it."""
 

@@ -21,6 +21,7 @@ namespace {
 
 using Ids = nb::ndarray<const std::int64_t, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using IdsOut = nb::ndarray<std::int64_t, nb::c_contig, nb::device::cpu>;
 using IntsOut = nb::ndarray<std::int32_t, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<const std::uint32_t, nb::c_contig, nb::device::cpu>;
@@ -95,16 +96,17 @@ void bind_store(nb::module_& m) {
            }, nb::kw_only(), nb::arg("dim"), nb::arg("state_floats"), nb::arg("optimizer"), nb::arg("numbers"),
            nb::arg("seed"), nb::arg("name"), nb::arg("init_scale"), nb::arg("admit_after"), nb::arg("expire_steps"),
            nb::arg("expire_seconds"), nb::arg("tracks"), nb::arg("threads"))
-      .def("pull", [](Bound& self, Ids ids, FloatsOut out, bool create, std::uint32_t seconds) {
+      .def("pull", [](Bound& self, Ids ids, FloatsOut out, bool create, bool distinct, std::uint32_t seconds) {
              same(out.size(), ids.size() * self.dim, "rows");
              nb::gil_scoped_release unlocked;
-             self.table.pull(ids.data(), ids.size(), out.data(), create, seconds);
-           }, nb::arg("ids").noconvert(), nb::arg("out").noconvert(), nb::arg("create"), nb::arg("seconds"))
-      .def("push", [](Bound& self, Ids ids, Floats grads, std::uint32_t seconds) {
+             self.table.pull(ids.data(), ids.size(), out.data(), create, distinct, seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("out").noconvert(), nb::arg("create"), nb::arg("distinct"),
+           nb::arg("seconds"))
+      .def("push", [](Bound& self, Ids ids, Floats grads, bool distinct, std::uint32_t seconds) {
              same(grads.size(), ids.size() * self.dim, "gradients");
              nb::gil_scoped_release unlocked;
-             self.table.push(ids.data(), ids.size(), grads.data(), seconds);
-           }, nb::arg("ids").noconvert(), nb::arg("grads").noconvert(), nb::arg("seconds"))
+             self.table.push(ids.data(), ids.size(), grads.data(), distinct, seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("grads").noconvert(), nb::arg("distinct"), nb::arg("seconds"))
       .def("bag", [](Bound& self, Ids ids, Ids offsets, bool mean, FloatsOut out, bool create, std::uint32_t seconds) {
              same(out.size(), offsets.size() * self.dim, "rows");
              check_offsets(ids, offsets);
@@ -204,16 +206,24 @@ void bind_store(nb::module_& m) {
            }, nb::arg("ids"))
       .def("end_load", [](Bound& self) { self.table.end_load(); }, nb::call_guard<nb::gil_scoped_release>());
 
+  m.def("init_key", [](std::uint64_t seed, const std::string& name) { return init_key(seed, name); }, nb::arg("seed"),
+        nb::arg("name"));
   m.def("distinct", [](Ids ids) {
     std::vector<std::uint32_t> number(ids.size());
-    std::vector<std::int64_t> found;
+    std::vector<std::int64_t> found(ids.size());
     {
       nb::gil_scoped_release unlocked;
-      found = distinct(ids.data(), ids.size(), number.data());
+      found.resize(distinct(ids.data(), ids.size(), found.data(), number.data()));
     }
     const std::size_t count = found.size(), size = number.size();
     return nb::make_tuple(array(std::move(found), {count}), array(std::move(number), {size}));
   }, nb::arg("ids").noconvert());
+  m.def("distinct_into", [](Ids ids, IdsOut unique, IntsOut number) {
+    if (unique.size() < ids.size()) throw std::invalid_argument("no room for all ids");
+    same(number.size(), ids.size(), "numbers");
+    nb::gil_scoped_release unlocked;
+    return distinct(ids.data(), ids.size(), unique.data(), reinterpret_cast<std::uint32_t*>(number.data()));
+  }, nb::arg("ids").noconvert(), nb::arg("unique").noconvert(), nb::arg("number").noconvert());
   m.def("gather", [](Floats rows, Words number, FloatsOut out) {
     const std::size_t dim = rows.shape(1), count = rows.shape(0);
     same(out.size(), number.size() * dim, "rows");

@@ -52,13 +52,34 @@ HETERPS_INLINE void prefetch(const void* at, std::size_t bytes) {
   if (bytes % kLine != 0) __builtin_prefetch(line + bytes - 1, 1);   // which may lie on one more line
 }
 
+// Fetches the rows of ids that were found last while others are numbered.
+template <int kDim>
+HETERPS_INLINE void fetch_row(const Distinct& call, std::size_t u, const RowView& rows, int width) {
+  const std::uint32_t slot = call.slot[u];
+  if (slot == kNoSlot) return;
+  prefetch(rows.weights(slot), sizeof(float) * (kDim > 0 ? kDim : width));
+  __builtin_prefetch(rows.state(slot));   // for the push that follows
+}
+
+// Numbers ids that are known to be distinct.
+template <int kDim>
+void take_some(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting, const RowView& rows, int width) {
+  const std::size_t found = call.distinct - waiting;
+  for (std::size_t i = begin; i < end; ++i) {
+    if (i - begin < found) fetch_row<kDim>(call, waiting + i - begin, rows, width);
+    const std::uint32_t p = call.position == nullptr ? static_cast<std::uint32_t>(i) : call.position[i];
+    call.id[i] = call.ids[p];
+    call.first[i] = p;
+    call.number[i] = static_cast<std::uint32_t>(i);
+  }
+  call.distinct = end;
+}
+
 // Whether an id is new is as good as random, so nothing here branches on it: the id is written where a new one would
 // stand, an empty entry of the table is read as that place, and all is overwritten by the next id if it was not new.
 template <int kDim, bool kAll>
 HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting,
                                 const RowView& rows, int width) {
-  // Rows of the ids that were found last are fetched on the way.
-  const std::size_t bytes = sizeof(float) * (kDim > 0 ? kDim : width);
   const std::size_t found = call.distinct - waiting, fetch = begin + (found < end - begin ? found : end - begin);
   const int shift = 64 - call.table_bits;
   const std::size_t mask = (std::size_t{1} << call.table_bits) - 1;
@@ -66,6 +87,7 @@ HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t e
   std::size_t repeats = call.repeats;
   std::int64_t* const ids = call.id;
   std::uint32_t* const table = call.table;
+  const bool far = call.table_bits > 17;   // too large for the nearest caches: what comes is fetched ahead
   // Mixes well enough here: long chains cost time, never truth.
   const auto entry = [&](std::int64_t id) -> std::size_t {
     return (static_cast<std::uint64_t>(id) ^ static_cast<std::uint64_t>(id) >> 32) * kGolden >> shift;
@@ -74,12 +96,12 @@ HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t e
     const std::uint32_t p = kAll ? static_cast<std::uint32_t>(i) : call.position[i];
     const std::int64_t id = call.ids[p];
     std::size_t at = entry(id);
-    if (i < fetch) {
-      const std::uint32_t slot = call.slot[waiting + i - begin];
-      if (slot != kNoSlot) {
-        prefetch(rows.weights(slot), bytes);
-        __builtin_prefetch(rows.state(slot));   // for the push that follows
-      }
+    if (i < fetch) fetch_row<kDim>(call, waiting + i - begin, rows, width);
+    if (far && i + 2 * kAhead < call.count) {
+      const auto later = [&](std::size_t k) { return call.ids[kAll ? k : call.position[k]]; };
+      __builtin_prefetch(table + entry(later(i + 2 * kAhead)), 1);
+      const std::uint32_t there = table[entry(later(i + kAhead))];
+      if (there < distinct) __builtin_prefetch(ids + there);
     }
     ids[distinct] = id;
     std::uint32_t number = table[at] < distinct ? table[at] : distinct;
@@ -102,7 +124,9 @@ HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t e
 
 template <int kDim>
 void number(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting, const RowView& rows, int dim) {
-  if (call.position == nullptr) {
+  if (call.table == nullptr) {
+    take_some<kDim>(call, begin, end, waiting, rows, dim);
+  } else if (call.position == nullptr) {
     number_some<kDim, true>(call, begin, end, waiting, rows, dim);
   } else {
     number_some<kDim, false>(call, begin, end, waiting, rows, dim);

@@ -32,7 +32,8 @@ struct Distinct {
   std::size_t repeats;
   const Bucket** home;             // of each distinct id, while it is looked for
   std::uint32_t* behind;           // scratch
-  std::uint32_t* table;            // scratch: kNoSlot everywhere, a power of two and more than `count` of them
+  std::uint32_t* table;            // scratch: kNoSlot everywhere, a power of two and more than `count` of them; null if
+                                   // the ids are known to be distinct
   int table_bits;
 };
 

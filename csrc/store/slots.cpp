@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "kernels.hpp"
+#include "numbering.hpp"
 
 namespace heterps::store {
 
@@ -12,31 +13,11 @@ namespace {
 
 constexpr std::size_t kBlock = 1024;   // ids that are numbered while the buckets of those before arrive
 
-struct Scratch {   // of a thread, kept for its next call
-  std::vector<std::uint32_t> table, number, slot, first, repeat_position, repeat_number, behind;
-  std::vector<std::int64_t> id;
-  std::vector<const Bucket*> home;
-
-  Distinct call(const std::int64_t* ids, std::size_t count) {
-    int bits = 10;
-    while (std::size_t{1} << bits < count + count / 8) ++bits;
-    table.assign(std::size_t{1} << bits, kNoSlot);
-    for (auto* words : {&number, &slot, &first, &repeat_position, &repeat_number, &behind}) {
-      if (words->size() <= count) words->resize(count + 1);
-    }
-    if (id.size() <= count) id.resize(count + 1);
-    if (home.size() <= count) home.resize(count + 1);
-    return {ids, nullptr, count, number.data(), id.data(), slot.data(), first.data(), 0, repeat_position.data(),
-            repeat_number.data(), 0, home.data(), behind.data(), table.data(), bits};
-  }
-};
-
 }  // namespace
 
 std::size_t Slots::resolve(const std::int64_t* ids, std::size_t count, std::int32_t* slots, std::int32_t* number) {
-  static thread_local Scratch scratch;
   static const Kernels run = kernels(0, Kind::sgd);
-  Distinct call = scratch.call(ids, count);
+  Distinct call = Numbering::of_this_thread().call(ids, count);
   bool missing = false;
   {
     const std::shared_lock lock(mutex_);

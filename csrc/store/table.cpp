@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "hash.hpp"
+#include "numbering.hpp"
 
 namespace heterps::store {
 
@@ -42,7 +43,7 @@ Distinct Table::Share::view(const std::int64_t* ids, bool all) {
 }
 
 void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
-                    std::uint32_t seconds) {
+                    bool distinct, std::uint32_t seconds) {
   if (count > kMostSlots) throw std::length_error("a call takes at most 4,294,967,280 ids");
   share_out(ids, count, batch);
   const bool all = lanes_.size() == 1;
@@ -65,8 +66,10 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
     call.table_bits = 10;
     const std::size_t room = std::max(share.count + share.count / 8, 2 * scratches_[l].distinct);
     while (std::size_t{1} << call.table_bits < room) ++call.table_bits;
-    scratches_[l].table.assign(std::size_t{1} << call.table_bits, kNoSlot);
-    call.table = scratches_[l].table.data();
+    if (!distinct) {
+      scratches_[l].table.assign(std::size_t{1} << call.table_bits, kNoSlot);
+      call.table = scratches_[l].table.data();
+    }
     if (scratches_[l].behind.size() <= share.count) scratches_[l].behind.resize(share.count + 1);
     call.behind = scratches_[l].behind.data();
     if (scratches_[l].home.size() <= share.count) scratches_[l].home.resize(share.count + 1);
@@ -90,10 +93,11 @@ void Table::fill_first_values(const std::int64_t* ids, Batch& batch, float* out)
   });
 }
 
-void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool create, std::uint32_t seconds) {
+void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool create, bool distinct,
+                 std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
   if (!create) {
-    resolve(ids, count, scratch_, out, Lane::Access::peek, seconds);
+    resolve(ids, count, scratch_, out, Lane::Access::peek, distinct, seconds);
     fill_first_values(ids, scratch_, out);
     return;
   }
@@ -103,7 +107,7 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool cr
     return;
   }
   Batch& batch = next_batch();
-  resolve(ids, count, batch, out, Lane::Access::pull, seconds);
+  resolve(ids, count, batch, out, Lane::Access::pull, distinct, seconds);
   remember(ids, count, batch);
 }
 
@@ -111,7 +115,7 @@ void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t se
   const std::lock_guard lock(mutex_);
   if (config_.tracks) return;   // there a pull is a sight, which counts when it happens
   Batch& batch = next_batch();
-  resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
+  resolve(ids, count, batch, nullptr, Lane::Access::pull, false, seconds);
   remember(ids, count, batch);
   batch.prepared = true;
 }
@@ -168,12 +172,13 @@ Table::Batch* Table::recall(const std::int64_t* ids, std::size_t count, bool pre
 }
 
 // A push mostly has the ids of a recent pull, whose rows are then known.
-Table::Batch& Table::resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
+Table::Batch& Table::resolved_for_push(const std::int64_t* ids, std::size_t count, bool distinct,
+                                       std::uint32_t seconds) {
   if (Batch* batch = recall(ids, count, false); batch != nullptr) {
     batch->valid = false;
     return *batch;
   }
-  resolve(ids, count, scratch_, nullptr, Lane::Access::push, seconds);
+  resolve(ids, count, scratch_, nullptr, Lane::Access::push, distinct, seconds);
   return scratch_;
 }
 
@@ -192,9 +197,9 @@ void Table::update(const std::int64_t* ids, Batch& batch, const float* grads, co
   ++steps_;
 }
 
-void Table::push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds) {
+void Table::push(const std::int64_t* ids, std::size_t count, const float* grads, bool distinct, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
-  update(ids, resolved_for_push(ids, count, seconds), grads, nullptr, nullptr);
+  update(ids, resolved_for_push(ids, count, distinct, seconds), grads, nullptr, nullptr);
 }
 
 std::vector<const float*> Table::locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
@@ -225,7 +230,7 @@ void Table::bag(const std::int64_t* ids, std::size_t count, const std::int64_t* 
                 float* out, bool create, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
   Batch& batch = create ? next_batch() : scratch_;
-  resolve(ids, count, batch, nullptr, create ? Lane::Access::pull : Lane::Access::peek, seconds);
+  resolve(ids, count, batch, nullptr, create ? Lane::Access::pull : Lane::Access::peek, false, seconds);
   if (create) remember(ids, count, batch);
   std::vector<float> firsts;
   const std::vector<const float*> rows = locate(ids, count, batch, create, firsts);
@@ -248,7 +253,7 @@ void Table::push_bag(const std::int64_t* ids, std::size_t count, const std::int6
     if (mean) std::fill(scale.begin() + from, scale.begin() + to, 1.0f / static_cast<float>(to - from));
   }
   const std::lock_guard lock(mutex_);
-  update(ids, resolved_for_push(ids, count, seconds), grads, row_of.data(), mean ? scale.data() : nullptr);
+  update(ids, resolved_for_push(ids, count, false, seconds), grads, row_of.data(), mean ? scale.data() : nullptr);
 }
 
 void Table::set_lr(float lr) {
@@ -351,17 +356,13 @@ void Table::end_load() {
   }
 }
 
-std::vector<std::int64_t> distinct(const std::int64_t* ids, std::size_t count, std::uint32_t* number) {
-  std::vector<std::int64_t> out(count + 1);
-  std::vector<std::uint32_t> first(count + 1), repeat_position(count + 1), repeat_number(count + 1);
-  int bits = 10;
-  while (std::size_t{1} << bits < count + count / 8) ++bits;
-  std::vector<std::uint32_t> table(std::size_t{1} << bits, kNoSlot);
-  Distinct call{ids, nullptr, count, number, out.data(), nullptr, first.data(), 0,
-                repeat_position.data(), repeat_number.data(), 0, nullptr, nullptr, table.data(), bits};
-  kernels(0, Kind::sgd).number(call, 0, count, 0, {}, 0);
-  out.resize(call.distinct);
-  return out;
+std::size_t distinct(const std::int64_t* ids, std::size_t count, std::int64_t* unique, std::uint32_t* number) {
+  static const Kernels run = kernels(0, Kind::sgd);
+  Distinct call = Numbering::of_this_thread().call(ids, count);
+  call.number = number;
+  run.number(call, 0, count, 0, {}, 0);
+  std::copy_n(call.id, call.distinct, unique);
+  return call.distinct;
 }
 
 void sum_by_number(const float* grads, const std::uint32_t* number, std::size_t count, int dim, float* sums) {

@@ -26,11 +26,12 @@ class Table {
   Table(const Config& config, int threads);
 
   // Rows of `count` ids into `out`, one after the other. Without `create`, ids without a row read as first values.
-  void pull(const std::int64_t* ids, std::size_t count, float* out, bool create, std::uint32_t seconds);
+  // `distinct`: the caller knows that no id occurs twice.
+  void pull(const std::int64_t* ids, std::size_t count, float* out, bool create, bool distinct, std::uint32_t seconds);
   // Finds the rows of ids that are pulled soon, and makes those that are missing: the pull then only copies them.
   void prepare(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
   // Adds up the gradients of equal ids and updates each row once.
-  void push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds);
+  void push(const std::int64_t* ids, std::size_t count, const float* grads, bool distinct, std::uint32_t seconds);
   // The same for bags: bag b holds the ids from offsets[b] up to offsets[b + 1], the last one up to the end.
   void bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags, bool mean,
            float* out, bool create, std::uint32_t seconds);
@@ -83,9 +84,9 @@ class Table {
   int lane_of(std::int64_t id) const;
   Lane& lane(std::int64_t id) { return *lanes_[lane_of(id)]; }
   void share_out(const std::int64_t* ids, std::size_t count, Batch& batch);
-  void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
+  void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access, bool distinct,
                std::uint32_t seconds);
-  Batch& resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
+  Batch& resolved_for_push(const std::int64_t* ids, std::size_t count, bool distinct, std::uint32_t seconds);
   void update(const std::int64_t* ids, Batch& batch, const float* grads, const std::uint32_t* row_of,
               const float* scale);
   void fill_first_values(const std::int64_t* ids, Batch& batch, float* out);
@@ -120,7 +121,8 @@ class Table {
 };
 
 // The distinct ids of a call, in the order of their first occurrence, and for each id the number of its distinct one.
-std::vector<std::int64_t> distinct(const std::int64_t* ids, std::size_t count, std::uint32_t* number);
+// Both have room for `count`. Returns how many are distinct.
+std::size_t distinct(const std::int64_t* ids, std::size_t count, std::int64_t* unique, std::uint32_t* number);
 // Adds up the rows of `grads` by number, as `distinct` gives them.
 void sum_by_number(const float* grads, const std::uint32_t* number, std::size_t count, int dim, float* sums);
 

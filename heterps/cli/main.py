@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 
-from heterps.cli import compare, explain, pareto, plan, pretrain, ps
+from heterps.cli import compare, evaluate, explain, export, init, pareto, plan, pretrain, ps, train
 from heterps.errors import HeterPSError
+
+# Threads of OpenMP that wait must sleep: stages share the cores. Read when torch is imported, which commands do late.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 app = typer.Typer(
     name="heterps",
-    help="The cheapest placement and provisioning for sparse-feature deep networks, with a proof.",
+    help="Train sparse-feature deep networks on the cheapest mix of hardware that meets a goal, with a proof.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (plan, compare, pareto, explain, pretrain):
+for module in (init, train, evaluate, export, plan, compare, pareto, explain, pretrain):
     app.command()(getattr(module, module.__name__.rpartition(".")[2]))
 app.add_typer(ps.app)
 
 
 def main() -> None:
-    """Runs the command line. Exit codes: 0 done, 2 bad input, 3 an unreachable goal, 130 interrupted."""
+    """Runs the command line. Exit codes: 0 done, 1 failed, 2 bad input, 3 an unreachable goal, 130 interrupted."""
     try:
         app()
     except HeterPSError as error:

@@ -79,7 +79,7 @@ def _find(path: str, storage: Mapping[str, Any]) -> list[File]:
     except (ImportError, ValueError) as error:
         raise InvalidInput(f"data: path {path!r}: {error}") from None
     with reading(path):
-        if any(char in plain for char in "*?["):
+        if any(char in plain for char in "*?[") and not fs.exists(plain):
             found = [info for info in fs.glob(plain, detail=True).values() if info["type"] == "file"]
         elif fs.isdir(plain):
             found = [info for info in fs.find(plain, detail=True).values() if _visible(info["name"], plain)]

@@ -115,13 +115,11 @@ def _some(names: Sequence[str]) -> str:
 
 def fingerprint(source: Passes, files: Sequence[File], **options: Any) -> str:
     """A few hex digits that differ when rows or their order would."""
-    fields = {
-        f.name: getattr(source, f.name)
-        for f in dataclasses.fields(source)  # type: ignore[arg-type]
-        if f.name not in _NO_MATTER
-    }
+    names = [f.name for f in dataclasses.fields(source) if f.name not in _NO_MATTER]  # type: ignore[arg-type]
+    values = [(name, getattr(source, name)) for name in sorted(names)]
+    plain = [(name, list(value) if isinstance(value, tuple) else value) for name, value in values]
     there = [(file.name, file.size) for file in files]
-    text = repr((type(source).__name__, sorted(fields.items()), there, sorted(options.items())))
+    text = repr((type(source).__name__, plain, there, sorted(options.items())))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -22,6 +22,8 @@ from heterps.data.spans import Run, one_pass
 _DECODED_ROWS = 1 << 14
 """Rows decoded at a time; small enough for caches. Assumed."""
 
+_MOST_OPEN = 16
+
 
 @dataclass(frozen=True)
 class Parquet(TableSource):
@@ -101,20 +103,21 @@ class ParquetPass:
         scan = _Scan(source)
         try:
             for number in range(place[0] if place else 0, len(plan)):
-                decoded = [one for run in plan[number] for one in self._decode(scan, run)]
-                keys = np.concatenate([keys for _, keys, _ in decoded])
-                sound = np.concatenate([sound for _, _, sound in decoded])
-                columns = rows.join([columns for columns, _, _ in decoded])
-                order = order_of(
-                    keys[sound], splits=source.splits, key=None if key is None else key_of(key, number), every=(0, 1)
-                )
-                bad = []
-                if not sound.all():
-                    order = np.flatnonzero(sound) if order is None else np.flatnonzero(sound)[order]
-                    bad = [self._describe(plan[number], int(at)) for at in np.flatnonzero(~sound)]
-                yield Part((number,), (number + 1,), columns, order, bad)
+                yield self._part(number, plan[number], scan, None if key is None else key_of(key, number))
         finally:
             scan.close()
+
+    def _part(self, number: int, runs: list[Run], scan: _Scan, key: int | None) -> Part:
+        decoded = [one for run in runs for one in self._decode(scan, run)]
+        keys = np.concatenate([keys for _, keys, _ in decoded])
+        sound = np.concatenate([sound for _, _, sound in decoded])
+        columns = rows.join([columns for columns, _, _ in decoded])
+        order = order_of(keys[sound], splits=self._source.splits, key=key)
+        bad = []
+        if not sound.all():
+            order = np.flatnonzero(sound) if order is None else np.flatnonzero(sound)[order]
+            bad = [self._describe(runs, int(at)) for at in np.flatnonzero(~sound)]
+        return Part((number,), (number + 1,), columns, order, bad)
 
     def _decode(self, scan: _Scan, run: Run) -> Generator[tuple[Columns, Any, Any]]:
         file, at = self._source.files[run.file], self._first_row(run)
@@ -146,31 +149,34 @@ class _Scan:
     def __init__(self, source: Parquet) -> None:
         self._source = source
         self._where: tuple[int, int, int] | None = None
-        self._opened: list[Any] = []
+        self._opened: dict[int, tuple[Any, Any]] = {}
         self._batches: Any = None
         self._left: Any = None
 
     def rows(self, run: Run) -> Generator[Any]:
         """Record batches that hold the rows of this stretch."""
-        path = self._source.files[run.file].path
-        with reading(path):
+        with reading(self._source.files[run.file].path):
             if self._where != (run.file, run.group, run.begin):
-                self._open(run)
-                for _ in self._take(run.begin):
-                    pass
+                self._start(run)
+            self._where = None  # until it is read to its end
             yield from self._take(run.size)
         self._where = (run.file, run.group, run.end)
 
-    def _open(self, run: Run) -> None:
-        self.close()
-        stream = self._source.files[run.file].open_raw()
-        self._opened.append(stream)
-        parquet = pq.ParquetFile(stream)
-        self._opened.append(parquet)
-        self._batches = parquet.iter_batches(
+    def _start(self, run: Run) -> None:
+        self._batches = self._open(run.file).iter_batches(
             batch_size=_DECODED_ROWS, row_groups=[run.group], columns=self._source.declared, use_threads=False
         )
         self._left = None
+        for _ in self._take(run.begin):
+            pass
+
+    def _open(self, file: int) -> Any:
+        if file not in self._opened:
+            if len(self._opened) >= _MOST_OPEN:
+                self._close(next(iter(self._opened)))
+            stream = self._source.files[file].open_raw()
+            self._opened[file] = (pq.ParquetFile(stream), stream)
+        return self._opened[file][0]
 
     def _take(self, count: int) -> Generator[Any]:
         while count > 0:
@@ -181,7 +187,10 @@ class _Scan:
             yield batch.slice(0, count)
             count -= min(count, batch.num_rows)
 
-    def close(self) -> None:
-        for opened in reversed(self._opened):
+    def _close(self, file: int) -> None:
+        for opened in self._opened.pop(file):
             opened.close()
-        self._opened, self._where = [], None
+
+    def close(self) -> None:
+        for file in list(self._opened):
+            self._close(file)

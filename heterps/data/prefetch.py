@@ -26,8 +26,8 @@ class _Prefetched(Reader):
 def prefetch(reader: Reader, *, depth: int = 4) -> Reader:
     """The same reads, made by a thread at most `depth` batches ahead; another one decodes the next part meanwhile.
 
-    Memory is bounded by `depth` batches and three parts (one given out, one ready, one in the making). Errors surface
-    where their batch would have come. Positions travel with the batches, so what was read ahead does not count as read.
+    Memory is bounded by `depth` batches and two parts (one given out, one ready or in the making). Errors surface where
+    their batch would have come. Positions travel with the batches, so what was read ahead does not count as read.
     The reader belongs to the result from now on: closing this closes it.
     """
     if depth < 1:

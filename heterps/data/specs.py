@@ -13,7 +13,8 @@ from heterps.data.source import Source
 from heterps.data.synthetic import Synthetic
 from heterps.errors import InvalidInput, did_you_mean
 
-SOURCES: dict[str, Any] = {kind.name: kind for kind in (Synthetic, Criteo, Parquet, Csv)}
+_KINDS: tuple[type[Source], ...] = (Synthetic, Criteo, Parquet, Csv)
+SOURCES: dict[Any, Any] = {kind.name: kind for kind in _KINDS}
 
 _INTERNAL = {"splits", "memory"}
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heterps import _native
 from heterps.data import rows
@@ -24,6 +25,9 @@ _BLOCKS = 8
 """Stretches from different places that are shuffled together. Assumed: enough to mix, few enough to read fast."""
 
 _MOST_OPEN = 16
+
+_Decoded: TypeAlias = tuple[Columns, NDArray[np.uint64], list[Callable[[], str]]]
+"""Columns of rows, their keys, and what says where and why rows are malformed."""
 
 
 class Kind(IntEnum):
@@ -85,7 +89,7 @@ class TextSource(FileSource):
     _: KW_ONLY
     shuffle_bytes: int = 1 << 25
     """Text that is shuffled together: stretches from eight random places of all files (of compressed files: the next so
-    many bytes of one). Memory is about three times this, with prefetch nine times."""
+    many bytes of one). Memory is about four times this."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,17 +136,18 @@ class TextPass:
         opened: dict[int, SeekableBytes] = {}
         try:
             for number in range(place[0] if place else 0, len(plan)):
-                decoded = []
-                for run in plan[number]:
-                    if run.file not in opened:
-                        if len(opened) >= _MOST_OPEN:
-                            opened.pop(next(iter(opened))).close()
-                        opened[run.file] = SeekableBytes(self._files[run.file])
-                    decoded.append(self._decode(run.file, opened[run.file], run.begin, run.end)[0])
-                yield self._part((number,), decoded, key=self._key(epoch, number), every=(0, 1))
+                key = self._key(epoch, number)
+                yield self._part((number,), [self._decode_run(run, opened) for run in plan[number]], key, (0, 1))
         finally:
             for data in opened.values():
                 data.close()
+
+    def _decode_run(self, run: Run, opened: dict[int, SeekableBytes]) -> _Decoded:
+        if run.file not in opened:
+            if len(opened) >= _MOST_OPEN:
+                opened.pop(next(iter(opened))).close()
+            opened[run.file] = SeekableBytes(self._files[run.file])
+        return self._decode(run.file, opened[run.file], run.begin, run.end)[0]
 
     def _parts_forward(self, epoch: int, place: Place) -> Generator[Part]:
         order = list(range(len(self._files)))
@@ -164,26 +169,26 @@ class TextPass:
                     with reading(self._files[number].path):
                         data.forget(max(begin - 1, 0))
                     decoded, ended = self._decode(number, data, begin, begin + size)
-                    yield self._part((at, part), [decoded], key=self._key(epoch, at, part), every=every)
+                    yield self._part((at, part), [decoded], self._key(epoch, at, part), every)
                     part += 1
             finally:
                 data.close()
             first = 0
 
-    def _decode(self, number: int, data: Bytes, begin: int, end: int) -> tuple[tuple[Columns, Any, list[Any]], bool]:
+    def _decode(self, number: int, data: Bytes, begin: int, end: int) -> tuple[_Decoded, bool]:
         file, layout = self._files[number], self._layouts[number]
         with reading(file.path):
             lines = read_lines(data, begin, end)
         columns, starts, faults = layout.parse(lines.text, lines.begin)
         keys = starts.astype(np.uint64) + np.uint64((file.key + lines.offset) % 2**64)
-        bad = []
+        bad: list[Callable[[], str]] = []
         for start, field, fault in faults:
             stop = lines.text.find(b"\n", lines.begin + start)
             line = lines.text[lines.begin + start : stop if stop >= 0 else None]
             bad.append(partial(layout.describe, file, lines.offset + start, line.rstrip(b"\r")[:4096], field, fault))
         return (columns, keys, bad), lines.ended
 
-    def _part(self, place: Place, decoded: list[Any], *, key: int | None, every: tuple[int, int]) -> Part:
+    def _part(self, place: Place, decoded: list[_Decoded], key: int | None, every: tuple[int, int]) -> Part:
         there = [one for one in decoded if len(one[1])] or decoded[:1]
         keys = np.concatenate([keys for _, keys, _ in there])
         return Part(

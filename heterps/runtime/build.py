@@ -10,9 +10,10 @@ from torch import Tensor
 
 from heterps.models import Chain
 from heterps.models.layer import SparseEmbedding
+from heterps.runtime.device import kernels
 from heterps.runtime.device.graph import GraphStage
 from heterps.runtime.device.rows import DeviceRows
-from heterps.runtime.device.table import DeviceTable
+from heterps.runtime.device.table import DeviceTable, KernelTable
 from heterps.runtime.placement import StageSpec, cores
 from heterps.runtime.rows import DistinctRows, HostRows, Rows
 from heterps.runtime.settings import Settings
@@ -64,7 +65,8 @@ class _Context:
         if spec.device.type != "cuda" or spec is not self.specs[-1] or self.settings.micro_batches > 1:
             return False
         alone = not any(list(layer.parameters()) for layer in self.chain.layers[: spec.first])
-        return all(isinstance(some, DeviceRows) for some in rows) and (alone or self.settings.clip_norm is None)
+        fit = all(isinstance(some, DeviceRows) and isinstance(some.table, KernelTable) for some in rows)
+        return fit and (alone or self.settings.clip_norm is None)
 
     def _rows(self, spec: StageSpec) -> list[Rows]:
         layers = [layer for layer in self._layers(spec) if isinstance(layer, SparseEmbedding)]
@@ -74,7 +76,7 @@ class _Context:
             table = self.shared[name].table
             assert isinstance(table, SparseTable)
             users = [layer for layer in layers if layer.table_name == name]
-            rows.append(DeviceRows(users, DeviceTable(table, spec.device)))
+            rows.append(DeviceRows(users, (KernelTable if kernels.available() else DeviceTable)(table, spec.device)))
         staleness = self.settings.steps_ahead
         for layer in layers:
             shared = self.shared[layer.table_name]

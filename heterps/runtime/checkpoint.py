@@ -18,7 +18,8 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from urllib.parse import quote
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -85,13 +87,16 @@ class Store:
         self._deltas = 0
 
     def newest(self) -> Path | None:
-        """The newest whole checkpoint."""
+        """The newest whole checkpoint: the one `latest` names, or the last one if that is not there."""
+        whole = self._whole()
         try:
             named = self.path / (self.path / "latest").read_text().strip()
         except FileNotFoundError:
-            whole = sorted(self.path.glob("step-*/state.json")) if self.path.is_dir() else []
-            return whole[-1].parent if whole else None
-        return named if (named / "state.json").exists() else None
+            named = self.path
+        return named if named in whole else whole[-1] if whole else None
+
+    def _whole(self) -> list[Path]:
+        return sorted(path.parent for path in self.path.glob("step-*/state.json"))
 
     def save(self, state: State, tables: Mapping[str, Table]) -> Path:
         """Writes a checkpoint; when this returns it is on disk, whole."""
@@ -103,24 +108,23 @@ class Store:
             (draft / "tables").mkdir(parents=True)
             for table_name, table in tables.items():
                 table.save(_where(draft, table_name, table), delta=delta)
-            save_file({key: value.contiguous() for key, value in state.dense.items()}, draft / "dense.safetensors")
+            save_file(_apart(state.dense), draft / "dense.safetensors")
             torch.save({"optimizer": state.optimizer, "random": random_state()}, draft / "training.pt")
             (draft / "state.json").write_text(json.dumps(self._header(state, tables, delta), indent=1))
             _sync(draft)
             if target.exists():
-                shutil.rmtree(target)
+                self._discard(target)
             draft.rename(target)
             latest = self.path / ".latest"
             latest.write_text(name)
             _sync_one(latest)
             latest.replace(self.path / "latest")
             _sync_one(self.path)
-        except OSError as error:
+        except (OSError, RuntimeError, SafetensorError, HeterPSError) as error:  # a full disk may be any of these
             shutil.rmtree(draft, ignore_errors=True)
             self._previous = None  # the tables' next delta would build on what is gone
-            raise CheckpointFailed(
-                f"checkpoint {target}: {error.strerror or error}; earlier ones are intact"
-            ) from error
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointFailed(f"checkpoint {target}: {reason}; earlier ones are intact") from error
         self._previous = name
         self._deltas = self._deltas + 1 if delta else 0
         self._remove_old()
@@ -135,24 +139,26 @@ class Store:
 
     def load(self, path: Path, tables: Mapping[str, Table]) -> State:
         """Reads a checkpoint: tables, random state and the rest."""
-        try:
-            chain = self._chain(path)
-            header = _header(path)
-            if set(header["tables"]) != set(tables):
-                raise CheckpointFailed(
-                    f"{path}: has the tables {header['tables']}, the model {list(tables)}; is it another model's?"
-                )
-            for part in chain:
-                for name, table in tables.items():
-                    table.load(_where(part, name, table))
-            training = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
-            dense = load_file(path / "dense.safetensors")
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            if isinstance(error, HeterPSError):
-                raise
-            raise CheckpointFailed(f"checkpoint {path} cannot be read: {error}") from error
+        chain = self._chain(path)
+        header = _header(path)
+        if set(header["tables"]) != set(tables):
+            raise CheckpointFailed(
+                f"{path}: has the tables {header['tables']}, the model {list(tables)}; is it another model's?"
+            )
+        with _reading(path / "training.pt") as file:
+            training = torch.load(file, map_location="cpu", weights_only=True)
+        with _reading(path / "dense.safetensors") as file:
+            dense = load_file(file)
+        for part in chain:
+            for name, table in tables.items():
+                with _reading(_where(part, name, table)) as file:
+                    table.load(file)
         set_random_state(training["random"])
-        self._previous, self._deltas = path.name, len(chain) - 1
+        moved = any(
+            _where(path, name, table).is_dir() == isinstance(table, SparseTable) for name, table in tables.items()
+        )
+        self._previous = None if moved else path.name  # a table that moved to servers, or back, has no snapshot there
+        self._deltas = len(chain) - 1
         return State(
             step=header["step"], samples=header["samples"], position=header["position"], metrics=header["metrics"],
             dense=dense, optimizer=training["optimizer"],
@@ -166,13 +172,17 @@ class Store:
         return chain
 
     def _remove_old(self) -> None:
-        whole = sorted(path.parent for path in self.path.glob("step-*/state.json"))
+        whole = self._whole()
         needed = {part for path in whole[-self.options.keep :] for part in self._chain(path)}
-        for path in whole:
+        for path in reversed(whole):  # those that build on others first
             if path not in needed:
-                shutil.rmtree(path, ignore_errors=True)
+                self._discard(path)
         for draft in self.path.glob(".draft-*"):
             shutil.rmtree(draft, ignore_errors=True)
+
+    def _discard(self, path: Path) -> None:
+        """Takes a checkpoint out of the way at once, for `_remove_old`: no kill leaves a part of one."""
+        path.rename(self.path / f".draft-old-{path.name}-{time.time_ns()}")
 
 
 def _where(checkpoint: Path, name: str, table: Table) -> Path:
@@ -183,10 +193,32 @@ def _where(checkpoint: Path, name: str, table: Table) -> Path:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    header: dict[str, Any] = json.loads((path / "state.json").read_text())
-    if header.get("format") != FORMAT:
-        raise CheckpointFailed(f"{path}: format {header.get('format')!r}, this version reads {FORMAT}")
+    with _reading(path / "state.json") as file:
+        header: dict[str, Any] = json.loads(file.read_text())
+        missing = {"step", "samples", "position", "metrics", "tables", "builds_on"} - header.keys()
+        if header.get("format") != FORMAT or missing:
+            raise ValueError(f"format {header.get('format')!r}, this version reads {FORMAT}")
     return header
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Path]:
+    """Whatever a broken file makes its reader raise becomes an error that names the file."""
+    try:
+        yield path
+    except Exception as error:
+        raise CheckpointFailed(f"checkpoint file {path} cannot be read: {error}") from error
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each with memory of its own, as safetensors wants it: layers may share a weight."""
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in tensors.items():
+        pointer = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone(memory_format=torch.contiguous_format) if pointer in seen else tensor.contiguous()
+        seen.add(pointer)
+    return own
 
 
 def random_state() -> dict[str, Any]:

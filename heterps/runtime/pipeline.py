@@ -54,7 +54,7 @@ class Pipeline:
             recorder: of spans.
             preparers: threads that prepare batches.
             ahead: batches that are prepared (ids looked up, memory copied) beyond those that are computed.
-            on_failure: wakes what waits outside of the pipeline.
+            on_failure: wakes what waits outside of the pipeline; also called at the end.
         """
         self.recorder = recorder
         self.schedule = schedule
@@ -66,10 +66,13 @@ class Pipeline:
         self._submitted = first_step
         self._losses: dict[int, SupportsFloat] = {}
         self._error: BaseException | None = None
+        self._closed = False
         self._failed_stage: StageSpec | None = None
         self._on_failure = on_failure
         self._in_flight = staleness + 1 + ahead
-        self._pool = ThreadPoolExecutor(preparers, thread_name_prefix="prepare")
+        self._pool = ThreadPoolExecutor(
+            preparers, thread_name_prefix="prepare", initializer=torch.set_num_threads, initargs=(1,)
+        )
         self._workers = [Worker(stage, self, first_step=first_step, staleness=staleness) for stage in stages]
         for worker in self._workers:
             worker.start()
@@ -108,7 +111,11 @@ class Pipeline:
         return done
 
     def close(self) -> None:
-        """Stops all threads, and waits for them to end."""
+        """Stops all threads, also those that wait for each other, and waits for them to end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._on_failure()
         for worker in self._workers:
             worker.inbox.put(Stop())
         self._pool.shutdown(cancel_futures=True)
@@ -139,7 +146,9 @@ class Pipeline:
             norms.append(stage.squared_norm().cpu())
             self._norms.pop(step - self._in_flight - 1, None)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: len(norms) == len(self.stages) or self._error is not None)
+            self._changed.wait_for(lambda: len(norms) == len(self.stages) or self._error is not None or self._closed)
+        if len(norms) < len(self.stages):
+            raise StageFailed("the run ended while a step was under way")
         norm = math.sqrt(float(torch.stack(norms).sum()))
         return min(1.0, self._clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
 

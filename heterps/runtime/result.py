@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -60,7 +61,7 @@ class Result:
         cost = usd_per_hour / 3600 / self.throughput * 1e6 if usd_per_hour and self.throughput > 0 else None
         return {
             "format": "heterps.result/1", "steps": self.steps, "samples": self.samples, "loss": self.loss,
-            "auc": self.auc, "eval_loss": self.eval_loss, "stopped": self.stopped, "seconds": self.seconds,
+            "auc": _finite(self.auc), "eval_loss": _finite(self.eval_loss), "stopped": self.stopped, "seconds": self.seconds,
             "skipped_rows": self.skipped_rows,
             "predicted": {
                 "throughput": predicted.throughput if predicted else None,
@@ -77,3 +78,8 @@ class Result:
     def save(self, path: str | PathLike[str]) -> None:
         """Writes `result.json`."""
         Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN, which is the AUC of samples of one class."""
+    return value if value is not None and math.isfinite(value) else None

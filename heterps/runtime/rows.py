@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from heterps.models import Bags
 from heterps.models.batch import Value
 from heterps.models.layer import SparseEmbedding
 from heterps.runtime.tables import SharedPush
+from heterps.store import SparseTable
 from heterps.store.interface import Pooling
 
 
@@ -156,8 +156,13 @@ class DistinctRows:
         """Numbers the distinct ids of the whole batch."""
         ids = self._layer.ids_of(batch)
         assert isinstance(ids, Tensor)
-        unique, number = _native.distinct(np.ascontiguousarray(ids.numpy()).reshape(-1))
-        return torch.from_numpy(unique), torch.from_numpy(number.view(np.int32)), ids.shape
+        return *self._distinct(ids.reshape(-1).contiguous()), ids.shape
+
+    def _distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The distinct ids, and for each id its number among them."""
+        unique = torch.empty(len(ids), dtype=torch.int64)
+        number = torch.empty(len(ids), dtype=torch.int32, pin_memory=self._pin)
+        return unique[: _native.distinct_into(ids, unique, number)], number
 
     def pull(self, step: int, batch: Mapping[str, Value], prepared: Any) -> None:
         """Rows are pulled by micro-batch."""
@@ -171,13 +176,18 @@ class DistinctRows:
         unique, number, shape = self._batches[step]
         slots = number.numel() // shape[0] if shape[0] else 0
         if stop - start < shape[0]:
-            ids = unique[number[start * slots : stop * slots].long()]
-            found, again = _native.distinct(ids.numpy())
-            unique, number = torch.from_numpy(found), torch.from_numpy(again.view(np.int32))
+            unique, number = self._distinct(unique[number[start * slots : stop * slots].long()])
         rows = torch.empty(len(unique), layer.dim, pin_memory=self._pin)
-        self._shared.table.pull(unique, out=rows)
+        self._pull(unique, rows)
         self._waiting[step].append(unique)
         return Lookup(rows, number, (stop - start, slots, layer.dim))
+
+    def _pull(self, unique: Tensor, rows: Tensor) -> None:
+        table = self._shared.table
+        if isinstance(table, SparseTable):
+            table.pull(unique, out=rows, distinct=True)
+        else:
+            table.pull(unique, out=rows)
 
     def give(self, step: int, grads: Tensor) -> None:
         """Takes the gradient of the next micro-batch's distinct rows, from the next stage."""

@@ -121,5 +121,6 @@ class Settings:
         """The optimizer of a stage."""
         if not isinstance(self.optimizer, str):
             return self.optimizer(parameters)
-        fused = {"fused": True} if self.optimizer != "rmsprop" else {}
-        return OPTIMIZERS[self.optimizer](parameters, lr=self.lr, **fused)
+        on_gpu = any(parameter.is_cuda for parameter in parameters)
+        fused = self.optimizer in ("adam", "adamw", "sgd") or (self.optimizer == "adagrad" and not on_gpu)
+        return OPTIMIZERS[self.optimizer](parameters, lr=self.lr, **({"fused": True} if fused else {}))

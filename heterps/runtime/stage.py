@@ -101,8 +101,9 @@ class Stage:
         self._precision = precision
         for layer in self.layers:
             layer.to(spec.device)
-        self.parameters = {
-            f"{layer.name}.{name}": parameter for layer in self.layers for name, parameter in layer.named_parameters()
+        own = {layer.name for layer in self.layers}
+        self.parameters = {  # one that layers share is there once
+            name: parameter for name, parameter in chain.named_parameters() if name.partition(".")[0] in own
         }
         trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         self.optimizer = optimizer(trained) if trained else None

@@ -17,7 +17,7 @@ from heterps.errors import HeterPSError, InvalidInput
 from heterps.models import Chain, batch_size
 from heterps.plan import Plan
 from heterps.runtime.build import build_stages, look_ahead
-from heterps.runtime.checkpoint import State, Store
+from heterps.runtime.checkpoint import CheckpointFailed, State, Store
 from heterps.runtime.evaluation import Evaluation, evaluate
 from heterps.runtime.feed import Feed
 from heterps.runtime.pipeline import Pipeline
@@ -48,6 +48,7 @@ class Trainer:
         self._evaluations: list[Evaluation] = []
         self._auc = Auc() if chain.score is not None and chain.label is not None else None
         self._step = self._samples = 0
+        self._saved_step: int | None = None
         self._position: Any = None
         self._outside_s = 0.0  # evaluations and checkpoints
         self._reason = "done"
@@ -88,11 +89,10 @@ class Trainer:
 
     def _train(self, stop: threading.Event) -> None:
         settings = self._settings
-        first = self._first_samples = self._samples
+        self._first_samples = self._samples
         saved = time.monotonic()
         for read in self._feed if settings.steps is None or self._step < settings.steps else ():
-            if self._step == first:
-                self._chain.check_batch(read.batch)
+            self._chain.check_batch(read.batch)
             self._pipeline.submit(read.batch, settings.micro_batches)
             self._step += 1
             self._samples += batch_size(read.batch)
@@ -115,7 +115,7 @@ class Trainer:
         self._settle()
         if settings.evaluation is not None and self._reason == "done" and not self._evaluation_due():
             self._evaluate()
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and self._saved_step != self._step:
             self._save()
         if settings.steps is not None and self._step < settings.steps and self._reason == "done":
             raise DataEnded(
@@ -168,12 +168,17 @@ class Trainer:
         began = time.perf_counter()
         settings = self._settings
         with self._recorder.span("evaluate", step=self._step):
+            for stage in self._stages:
+                stage.flush()
             found = evaluate(
                 self._chain, settings.evaluation, step=self._step, batch_size=settings.batch_size,
                 batches=settings.eval_batches,
             )  # fmt: skip
         self._evaluations.append(found)
         self._recorder.event("evaluation", **found.to_dict())
+        self._recorder.scalar("eval/loss", found.loss, step=self._step)
+        if found.auc is not None:
+            self._recorder.scalar("eval/auc", found.auc, step=self._step)
         self._outside_s += time.perf_counter() - began
 
     def _no_more_gain(self) -> bool:
@@ -206,6 +211,7 @@ class Trainer:
             state = State(step=self._step, samples=self._samples, position=self._position, metrics=metrics, dense=dense,
                           optimizer=named_states(self._stages))  # fmt: skip
             self._checkpoints.save(state, self._tables)
+        self._saved_step = self._step
         self._outside_s += time.perf_counter() - began
 
     def _resume(self) -> None:
@@ -216,13 +222,17 @@ class Trainer:
         if not self._settings.resume:
             raise InvalidInput(f"{newest.parent} holds checkpoints of another run; resume it, or choose another path")
         state = self._checkpoints.load(newest, self._tables)
-        self._chain.load_state_dict(dict(state.dense))
+        try:
+            self._chain.load_state_dict(dict(state.dense))
+        except RuntimeError as error:
+            raise CheckpointFailed(f"checkpoint {newest} is of another model: {error}") from None
         for stage in self._stages:
             stage.load_optimizer(state.optimizer)
         if self._auc is not None and state.metrics.get("auc") is not None:
             self._auc.load(state.metrics["auc"])
         self._evaluations = [Evaluation(**found) for found in state.metrics.get("evaluations", [])]
         self._step, self._samples, self._position = state.step, state.samples, state.position
+        self._saved_step = self._step
 
     def _finish(self) -> None:
         self._pipeline.close()

@@ -133,12 +133,18 @@ def export(core: _native.SparseTable, config: TableConfig, path: str | PathLike[
 
     vector = pa.list_(pa.float32(), config.dim)
     schema = pa.schema([("id", pa.int64()), ("vector", vector)])
+    with _replacing(Path(path)) as file, pq.ParquetWriter(file, schema) as writer:
+        for ids, weights, _ in scan(core):
+            vectors = pa.FixedSizeListArray.from_arrays(pa.array(weights.ravel()), config.dim)
+            writer.write_table(pa.table([pa.array(ids), vectors], schema=schema))
+
+
+def scan(core: _native.SparseTable) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
+    """Ids, rows and state of this moment, some at a time, in no order; other calls may go on meanwhile."""
     core.begin_save(False)
     try:
-        with _replacing(Path(path)) as file, pq.ParquetWriter(file, schema) as writer:
-            while len((chunk := core.save_some(ROWS_AT_ONCE))[0]):
-                vectors = pa.FixedSizeListArray.from_arrays(pa.array(chunk[1].ravel()), config.dim)
-                writer.write_table(pa.table([pa.array(chunk[0]), vectors], schema=schema))
+        while len((chunk := core.save_some(ROWS_AT_ONCE))[0]):
+            yield chunk[0], chunk[1], chunk[2]
     finally:
         core.end_save(False)  # what changed is still to be saved
 

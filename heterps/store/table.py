@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from os import PathLike
 from typing import Any
 
@@ -87,17 +87,18 @@ class SparseTable:
         """Whole seconds on the table's clock since it was made (or, after a load, since its saved past began)."""
         return int(self._clock() - self._began)
 
-    def pull(self, ids: Ids, *, out: Rows | None = None, create: bool = True) -> Rows:
-        """Rows of the ids; see `Table.pull`."""
+    def pull(self, ids: Ids, *, out: Rows | None = None, create: bool = True, distinct: bool = False) -> Rows:
+        """Rows of the ids; see `Table.pull`. Faster with `distinct`: the caller knows that no id occurs twice."""
         given = as_ids(ids)
         rows = rows_like(given, (*given.shape, self.config.dim), out)
-        self._core.pull(given, rows, create, self.seconds)
+        self._core.pull(given, rows, create, distinct, self.seconds)
         return rows if out is None else out
 
-    def push(self, ids: Ids, grads: Rows) -> None:
-        """Applies gradients; see `Table.push`."""
+    def push(self, ids: Ids, grads: Rows, *, distinct: bool = False) -> None:
+        """Applies gradients; see `Table.push`. Faster with `distinct`: the caller knows that no id occurs twice."""
         given = as_ids(ids)
-        self._core.push(given, as_rows(grads, (*given.shape, self.config.dim), "gradients"), self.seconds)
+        rows = as_rows(grads, (*given.shape, self.config.dim), "gradients")
+        self._core.push(given, rows, distinct, self.seconds)
 
     def bag(
         self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", out: Rows | None = None, create: bool = True
@@ -182,6 +183,10 @@ class SparseTable:
         loaded = snapshot.load(self._core, self.config, path, parent=self.snapshot_id, keep=keep)
         self.snapshot_id = loaded.identity
         self._began = self._clock() - loaded.seconds
+
+    def scan(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
+        """Ids, rows and optimizer state of this moment, some at a time, in no order."""
+        return snapshot.scan(self._core)
 
     def export(self, path: str | PathLike[str]) -> None:
         """Writes (id, vector) as Parquet: the rows of this moment, in no order."""

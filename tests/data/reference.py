@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import struct
@@ -78,7 +79,7 @@ def rows_of_batch(batch: dict[str, torch.Tensor | Bags]) -> list[Row]:
         value = batch[name]
         if isinstance(value, Bags):
             ids, offsets = value.ids.tolist(), value.offsets.tolist()
-            columns.append([tuple(ids[a:b]) for a, b in zip(offsets, offsets[1:], strict=False)])
+            columns.append([tuple(ids[a:b]) for a, b in itertools.pairwise(offsets)])
         else:
             columns.append([tuple(row) if isinstance(row, list) else row for row in value.tolist()])
     return list(zip(*columns, strict=True))

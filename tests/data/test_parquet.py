@@ -86,7 +86,8 @@ def test_numbers_missing_and_transformed(tmp_path: Path):
     rows = read(Parquet(path, label="y", dense=["x", "n", "b"], missing=9))
     assert rows == [((1.5, 3, 1), 0), ((9, 9, 0), 1), ((9, 0, 9), 1), ((-2, -1, 1), 0)]
     ((first, _), *_, (last, _)) = read(Parquet(path, label="y", dense=["x", "n", "b"], transform="log"))
-    assert first == pytest.approx([math.log1p(x) for x in (1.5, 3, 1)]) and last == (0, 0, float32(math.log(2)))
+    assert first == pytest.approx([math.log1p(x) for x in (1.5, 3, 1)])
+    assert last == (0, 0, float32(math.log(2)))
 
 
 def test_malformed_rows_are_named_and_counted(tmp_path: Path):
@@ -107,7 +108,8 @@ def test_malformed_rows_are_named_and_counted(tmp_path: Path):
             rows = [row for side in sides for row in read(side, shuffle=shuffle)]
             assert sorted(row[0][1] for row in rows) == [i for i in range(25) if i not in (4, 13, 21)]
     reader = Parquet(path, **options, max_bad_rows=3).reader(batch_size=2)
-    assert len(rows_of(reader)) == 22 and reader.skipped == 3
+    assert len(rows_of(reader)) == 22
+    assert reader.skipped == 3
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_no_more_than_depth_are_made_ahead():
 def test_an_error_comes_after_the_reads_before_it():
     with prefetch(Numbers(5, error=HeterPSError("day.tsv, line 6")), depth=2) as ahead:
         assert [next(ahead).position["at"] for _ in range(5)] == [1, 2, 3, 4, 5]
-        with pytest.raises(HeterPSError, match="day.tsv, line 6"):
+        with pytest.raises(HeterPSError, match=r"day.tsv, line 6"):
             next(ahead)
         assert list(ahead) == []
 
@@ -93,7 +93,8 @@ def test_closing_early_ends_the_thread(taken: int):
     for _ in range(taken):
         next(ahead)
     ahead.close()
-    assert reader.closed.wait(10) and not threads()
+    assert reader.closed.wait(10)
+    assert not threads()
     ahead.close()
     assert list(ahead) == []
 
@@ -110,7 +111,8 @@ def test_closing_does_not_wait_for_a_stuck_read(monkeypatch: pytest.MonkeyPatch)
     ahead: Ahead[int] = Ahead(source(), depth=1)
     assert stuck.wait(10)
     ahead.close()
-    assert list(ahead) == [] and threads()
+    assert list(ahead) == []
+    assert threads()
     free.set()
 
 

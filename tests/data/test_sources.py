@@ -45,7 +45,8 @@ def test_batches_hold_the_columns_they_announce(kind: str, known_sources: dict[s
     batch = next(source.reader(batch_size=5)).batch
     assert tuple(batch) == source.columns
     assert all(len(value) == 5 for value in batch.values())
-    assert batch["ids"].dtype == torch.int64 and batch["label"].dtype == torch.float32
+    assert batch["ids"].dtype == torch.int64
+    assert batch["label"].dtype == torch.float32
     assert "dense" not in batch or batch["dense"].dtype == torch.float32
 
 

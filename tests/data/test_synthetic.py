@@ -47,16 +47,20 @@ def test_rows_stay_as_they_are():
 def test_dense_ids_fill_their_space(ids: int):
     source = Synthetic(rows=50_000, ids=ids, multi=["tags"], id_space="dense")
     sizes = source.slot_sizes
-    assert sum(sizes) == ids and len(sizes) == 27 and min(sizes) >= 1
+    assert sum(sizes) == ids
+    assert len(sizes) == 27
+    assert min(sizes) >= 1
     ends = np.cumsum(sizes)
     columns = source.make(np.arange(50_000))
     for slot in range(26):
         got = columns["ids"][:, slot]
-        assert ends[slot] - sizes[slot] <= got.min() and got.max() < ends[slot]
+        assert ends[slot] - sizes[slot] <= got.min()
+        assert got.max() < ends[slot]
         if sizes[slot] < 100:
             assert len(np.unique(got)) == sizes[slot]
     tags = columns["tags"].ids
-    assert ends[25] <= tags.min() and tags.max() < ids
+    assert ends[25] <= tags.min()
+    assert tags.max() < ids
     sizes_of_bags = np.diff(columns["tags"].offsets)
     assert set(sizes_of_bags.tolist()) == {0, 1, 2, 3, 4}
 
@@ -66,7 +70,8 @@ def test_hashed_ids_are_the_dense_ones_renamed():
     hashed = read_all(Synthetic(rows=5000))
     pairs = set(zip(dense["ids"].ravel().tolist(), hashed["ids"].ravel().tolist(), strict=True))
     assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
-    assert (dense["label"] == hashed["label"]).all() and (dense["dense"] == hashed["dense"]).all()
+    assert (dense["label"] == hashed["label"]).all()
+    assert (dense["dense"] == hashed["dense"]).all()
 
 
 def test_ids_follow_zipf_by_octaves():
@@ -99,7 +104,8 @@ def test_labels_are_drawn_with_the_true_probability():
 def test_signal_sets_how_much_can_be_known():
     scores = [Synthetic(signal=signal).best_auc(50_000) for signal in (0, 0.5, 1, 3)]
     assert scores[0] == pytest.approx(0.5, abs=0.01)
-    assert scores == sorted(scores) and scores[-1] > 0.9
+    assert scores == sorted(scores)
+    assert scores[-1] > 0.9
     with pytest.raises(InvalidInput, match="larger"):
         Synthetic().best_auc(1)
 

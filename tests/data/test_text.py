@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import math
 from pathlib import Path
 
@@ -54,7 +55,8 @@ def test_dense_values_as_they_are_and_another_stand_in(tmp_path: Path):
     line = "\t".join(["1", "-7", "", "5", *[""] * 36])
     path = write(tmp_path / "day.tsv", line)
     ((dense, ids, label),) = read(Criteo(path, transform="none", missing=-1))
-    assert dense == (-7.0, -1.0, 5.0, *[-1.0] * 10) and label == 1.0
+    assert dense == (-7.0, -1.0, 5.0, *[-1.0] * 10)
+    assert label == 1.0
     assert ids == tuple(hash_id(f"C{i}", "") for i in range(1, 27))
     ((dense, _, _),) = read(Criteo(path, missing=0.5))
     assert dense[:3] == (0.0, 0.5, float32(math.log1p(5)))
@@ -83,7 +85,8 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, says: str, en
     path.write_bytes(text.encode() if ending == "tsv" else gzip.compress(text.encode()))
     with pytest.raises(HeterPSError) as error:
         read(Criteo(str(path), shuffle_bytes=200), shuffle=shuffle)
-    assert f"day.{ending}, line 4: " in str(error.value) and says in str(error.value)
+    assert f"day.{ending}, line 4: " in str(error.value)
+    assert says in str(error.value)
     with Criteo(str(path), max_bad_rows=1, shuffle_bytes=200).reader(batch_size=2, epochs=3) as reader:
         assert len(rows_of(reader)) == 9
         assert reader.skipped == 3, "one in each epoch; the limit is for one"
@@ -199,8 +202,8 @@ def test_columns_that_are_not_there(tmp_path: Path):
         read(Csv(path, label="label", dense=["prize"]))
     with pytest.raises(InvalidInput, match="column_names has no column 'b'"):
         Csv(path, column_names=["a"], sparse=["b"])
+    (tmp_path / "b.csv").write_bytes(b"\xff\xfe,a\n")
     with pytest.raises(InvalidInput, match="not UTF-8"):
-        (tmp_path / "b.csv").write_bytes(b"\xff\xfe,a\n")
         read(Csv(str(tmp_path / "b.csv"), label="a"))
 
 
@@ -220,7 +223,7 @@ class Memory:
 def test_every_line_starts_in_one_stretch(text: bytes, cuts: list[int]):
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     found = []
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         lines = read_lines(Memory(text), begin, end)  # type: ignore[arg-type]
         assert text[lines.offset :].startswith(lines.text[lines.begin :])
         found += lines.text[lines.begin :].splitlines(keepends=True)
@@ -241,3 +244,14 @@ def test_batches_of_a_reader_do_not_share_what_changes(tmp_path: Path):
     assert [rows_of_batch(read.batch) for read in reads] == before == [
         rows_of_batch(read.batch) for read in Criteo(path).reader(batch_size=6)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ["tsv", "gz"])
+def test_what_fits_together_is_mixed_as_a_whole_and_anew_each_epoch(tmp_path: Path, ending: str):
+    text = "\n".join(criteo_lines(400, seed=0)).encode()
+    (tmp_path / f"day.{ending}").write_bytes(text if ending == "tsv" else gzip.compress(text))
+    rows = read(Criteo(str(tmp_path / f"day.{ending}"), transform="none"), shuffle=True, epochs=2)
+    orders = [[row[0][0] for row in rows[:400]], [row[0][0] for row in rows[400:]]]
+    for one, other in (orders, (orders[0], sorted(orders[0])), (orders[1], sorted(orders[1]))):
+        assert sum(a == b for a, b in zip(one, other, strict=True)) < 10, "one is expected to stay by chance"
+        assert sum(abs(a - b) for a, b in zip(one, other, strict=True)) / 400 > 100, "133 is expected"

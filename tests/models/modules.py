@@ -63,14 +63,15 @@ class Residual(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         x = self.table(batch["ids"])
-        x = x.view(x.shape[0], -1)
+        size, slots, dim = x.shape
+        x = x.view(x.size(0), slots * dim)
         for block in self.blocks:
             y = block(x)
             y += x
             x = functional.relu(y)
         left, right = x.chunk(2, dim=1)
         mixed = left * self.gate.sigmoid() + right
-        logit = self.out(mixed)[:, 0]
+        logit = self.out(mixed).view(size)
         loss = functional.binary_cross_entropy_with_logits(logit, batch["label"])
         return loss, logit
 

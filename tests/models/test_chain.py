@@ -209,7 +209,8 @@ def test_bags_are_pooled(pooling):
 
 def test_made_ids():
     embedding = SparseEmbedding("e", reads=["a", "b"], writes="r", dim=2, ids=lambda a, b: a * 10 + b)
-    ids = embedding.ids_of({"a": torch.tensor([1, 2], dtype=torch.int32), "b": torch.tensor([3, 4]), "c": None})
+    small = {"a": torch.tensor([1, 2], dtype=torch.int32), "b": torch.tensor([3, 4], dtype=torch.int32)}
+    ids = embedding.ids_of({**small, "c": torch.zeros(2)})
     assert ids.tolist() == [13, 24]
     assert ids.dtype == torch.int64
     assert SparseEmbedding("e", reads="a", writes="r", dim=2).ids_of({"a": ids}) is ids

@@ -12,42 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from heterps.errors import InvalidInput
-from heterps.models import BCE, Bags, Batch, Chain, batch_size, cut
+from heterps.models import BCE, Batch, Chain, batch_size, cut
 from tests.models import modules
+from tests.models.batches import SIZE, bags, batch_of, ids, made, mixed, numbers
 from tests.models.tables import bind, bind_weights
-
-SIZE = 12
-
-
-def batch_of(seed: int = 0, **columns: Callable[[torch.Generator], Any]) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    batch = {name: make(generator) for name, make in columns.items()}
-    return {**batch, "label": torch.randint(2, (SIZE,), generator=generator).float()}
-
-
-def ids(*shape: int, rows: int = 10) -> Callable[[torch.Generator], Tensor]:
-    return lambda generator: torch.randint(rows, (SIZE, *shape), generator=generator)
-
-
-def numbers(*shape: int) -> Callable[[torch.Generator], Tensor]:
-    return lambda generator: torch.randn(SIZE, *shape, generator=generator)
-
-
-def bags(rows: int) -> Callable[[torch.Generator], Bags]:
-    def make(generator: torch.Generator) -> Bags:
-        ends = torch.randint(4, (SIZE,), generator=generator).cumsum(0)
-        return Bags(
-            torch.randint(rows, (int(ends[-1]),), generator=generator), torch.cat([torch.zeros(1).long(), ends])
-        )
-
-    return make
-
-
-def mixed(generator: torch.Generator) -> Tensor:
-    """Two columns of ids and three of numbers, all floats."""
-    columns = torch.randint(10, (SIZE, 2), generator=generator).float()
-    return torch.cat([columns, torch.randn(SIZE, 3, generator=generator)], dim=1)
 
 
 def arguments(model: nn.Module, batch: Batch) -> dict[str, Any]:
@@ -95,7 +63,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any], 
         ["tags", "slots", "country", "fc", "loss"],
     ),
     "cross": (
-        modules.CrossNet, {"x": mixed}, {}, ["tables_a", "tables_b", "matmul", "matmul_1", "mlp_0", "mlp_2", "loss"]
+        modules.CrossNet, {"x": mixed}, {},
+        ["tables_a", "tables_b", "features", "matmul", "matmul_1", "mlp_0", "mlp_2", "loss"],
     ),
     "sequence": (
         modules.Sequence, {"ids": ids(5)}, {"leaves": ["position"]},
@@ -164,6 +133,39 @@ def test_the_module_stays_as_it_was(make, columns, options, names):
     assert set(vars(model)) == attributes
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@every_case
+def test_layers_hand_on_samples(make, columns, options, names):
+    """What layers write has the samples first: no weights, no sizes."""
+    chain = bind(Chain.from_module(make(), batch_of(**columns), **options)).eval()
+    values = chain(batch_of(1, **columns))
+    for layer in chain.layers[:-1]:
+        for tensor in layer.writes:
+            assert isinstance(values[tensor], Tensor)
+            assert tensor == "binary_cross_entropy_with_logits" or len(values[tensor]) == SIZE, tensor
+
+
+def test_sizes_are_read_of_the_batch():
+    """Rows are not kept to the end of the chain for their number of samples."""
+    chain = Chain.from_module(modules.Residual(), batch_of(ids=ids(3)))
+    assert "table" not in chain.alive(3)
+    assert set(chain.layers[-2].reads) == {"ids", "label", "add_3"}
+
+
+def test_views_are_not_handed_on_beside_what_they_view():
+    chain = Chain.from_module(modules.DlrmLike(), batch_of(ids=ids(3), dense=numbers(3)))
+    assert chain.layers[5].reads == ("bottom_3", "stack"), "not the transposed stack as well"
+
+
+def test_sizes_of_activations():
+    def forward(self, x):
+        h = self.fc(self.emb(x).sum(1))
+        return self.fc2(h.expand(h.shape[0], 6)).reshape(h.shape[0], -1)
+
+    model = made(forward, fc2=nn.Linear(6, 1)).eval()
+    batch = batch_of(x=ids(3))
+    assert torch.equal(bind(Chain.from_module(model, batch)).predict(batch), model(batch["x"])[:, 0])
 
 
 @every_case
@@ -273,100 +275,6 @@ def test_names_that_others_use_already():
     assert chain(batch)[chain.loss].ndim == 0
 
 
-def made(forward: Callable[..., Any], **parts: nn.Module) -> nn.Module:
-    """A module with an embedding `emb`, a linear layer `fc` and this forward."""
-
-    class Made(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.emb, self.fc = nn.Embedding(10, 4), nn.Linear(4, 1)
-            for name, part in parts.items():
-                self.add_module(name, part)
-
-    Made.forward = forward
-    return Made()
-
-
-def branching(self, x):
-    h = self.fc(self.emb(x)).sum((1, 2))
-    if h.sum() > 0:
-        h = h * 2
-    return h
-
-
-def changing_in_place(self, x):
-    h = self.emb(x).sum(1)
-    h.mul_(2)
-    return self.fc(h)
-
-
-def regularized(self, x):
-    return self.fc(self.emb(x)).sum((1, 2)) + sum(weight.square().sum() for weight in self.fc.parameters())
-
-
-def without_gradients(self, x):
-    with torch.no_grad():
-        h = self.fc(self.emb(x))
-    return self.fc(self.emb(x)).sum((1, 2)) + h.sum((1, 2))
-
-
-def depending_on_types(self, x):
-    h = self.fc(self.emb(x)).sum((1, 2))
-    return h * 2 if isinstance(x, Tensor) else h
-
-
-def modal(self, x):
-    h = self.emb(x).sum(1)
-    return self.fc(h) if self.training else self.fc(h) * 2
-
-
-REFUSED = {
-    "control flow": (branching, {}, r"cannot be traced at .*test_from_module.py:\d+: if h.sum\(\) > 0.*leaves="),
-    "length": (lambda self, x: self.fc(self.emb(x).view(len(x), -1)), {}, "'len' is not supported.*leaves="),
-    "in place": (changing_in_place, {}, "mul_.*in place"),
-    "loose weights": (regularized, {}, r"such as self.parameters\(\)"),
-    "no gradients": (without_gradients, {}, "or other gradients"),
-    "types": (depending_on_types, {}, "do not give what the module gives"),
-    "mode": (modal, {}, "other things in training than in evaluation"),
-    "padding": (
-        lambda self, x: self.fc(self.pad(x)), {"pad": nn.Embedding(10, 4, padding_idx=0)}, "'pad' uses padding_idx"
-    ),
-    "norm": (lambda self, x: self.fc(self.norm(x)), {"norm": nn.Embedding(10, 4, max_norm=1.0)}, "uses max_norm"),
-    "frequency": (
-        lambda self, x: self.fc(self.freq(x)), {"freq": nn.Embedding(10, 4, scale_grad_by_freq=True)},
-        "uses scale_grad_by_freq.*leaves=.'freq'"
-    ),
-    "maximum": (lambda self, x: self.fc(self.bag(x)), {"bag": nn.EmbeddingBag(10, 4, mode="max")}, "uses mode='max'"),
-    "sample weights": (
-        lambda self, x: self.fc(self.bag(x, per_sample_weights=x.float())),
-        {"bag": nn.EmbeddingBag(10, 4, mode="sum")}, "uses per_sample_weights",
-    ),
-    "offsets": (
-        lambda self, x: self.fc(self.bag(x[:, 0], x[:, 1])), {"bag": nn.EmbeddingBag(10, 4, mode="sum")},
-        "fails on the example|heterps.models.Bags",
-    ),
-    "half": (lambda self, x: self.bf(x).float().sum((1, 2)), {"bf": nn.Embedding(10, 4).half()}, "rows are float32"),
-    "computed ids": (
-        lambda self, x: self.fc(self.emb(self.fc(self.emb(x)).argmax(1))), {}, "which other layers compute.*leaves"
-    ),
-    "tied": (lambda self, x: self.emb(x).sum(1) @ self.emb.weight.t(), {}, "weight of the embedding 'emb'"),
-    "samples last": (lambda self, x: self.fc(self.emb(x.t())).sum((0, 2)), {}, "samples first"),
-    "sigmoid": (lambda self, x: torch.sigmoid(self.fc(self.emb(x)).sum((1, 2))), {}, "sigmoid.*BCE"),
-    "sum": (lambda self, x: self.fc(self.emb(x)).sum(), {}, "not the mean over its samples"),
-    "dictionary": (lambda self, x: {"logits": self.fc(self.emb(x))}, {}, "gives one tensor"),
-    "no loss first": (lambda self, x: (self.fc(self.emb(x)), self.emb(x)), {}, "the first is no loss"),
-    "unknown entry": (lambda self, y, x: self.fc(self.emb(x + y)), {}, "takes 'y', which the example has not"),
-    "shapes": (lambda self, x: self.fc(self.emb(x).flatten(1)), {}, "fails on the example"),
-    "nothing": (lambda self, x: x, {}, "computes nothing"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("forward", "parts", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_cut_is_explained(forward, parts, message):
-    with pytest.raises(InvalidInput, match=message):
-        Chain.from_module(made(forward, **parts), batch_of(x=ids(3)))
-
-
 def test_what_cannot_be_traced_may_be_a_leaf():
     class Branch(nn.Module):
         def forward(self, x):
@@ -382,23 +290,22 @@ def test_probabilities_with_a_loss_of_probabilities():
     assert Chain.from_module(model, batch_of(x=ids(3)), loss=BCE()).score == "sigmoid"
 
 
-def test_a_loss_has_no_other_loss():
-    model = made(lambda self, x: self.fc(self.emb(x)).mean())
-    with pytest.raises(InvalidInput, match="which is its loss"):
-        Chain.from_module(model, batch_of(x=ids(3)), loss=BCE())
-    assert Chain.from_module(model, batch_of(x=ids(3))).score is None
+def test_the_rows_may_be_the_scores():
+    chain = bind(Chain.from_module(made(lambda self, x: self.emb(x)[:, :, 0].sum(1)), batch_of(x=ids(3))))
+    assert len(chain.layers) == 3
+    model = made(lambda self, x: self.one(x), one=nn.Embedding(10, 1))
+    batch = batch_of(x=ids())
+    chain = bind(Chain.from_module(model, batch))
+    assert torch.equal(chain.predict(batch), model(batch["x"])[:, 0])
 
 
-def test_a_loss_needs_a_label():
-    with pytest.raises(InvalidInput, match="no 'clicked' for the loss"):
-        Chain.from_module(made(lambda self, x: self.fc(self.emb(x))), batch_of(x=ids()), label="clicked")
-
-
-def test_bags_are_for_embedding_bags():
-    model = made(lambda self, x: self.fc(self.emb(x)))
-    with pytest.raises(InvalidInput):
-        Chain.from_module(model, batch_of(x=bags(10)))
-    with pytest.raises(InvalidInput, match=r"bags 'x' are read by nn\.EmbeddingBag alone"):
-        Chain.from_module(
-            made(lambda self, x, y: self.fc(self.emb(y)) + x.float().mean()), batch_of(x=bags(9), y=ids())
-        )
+def test_layers_do_not_change_what_they_are_handed():
+    """In training rows and activations are leaves of autograd, which forbids it."""
+    relu = nn.ReLU(inplace=True)
+    model = made(lambda self, x: self.fc(self.relu(functional.relu(self.emb(x), inplace=True))).sum((1, 2)), relu=relu)
+    chain = Chain.from_module(model, batch_of(x=ids(3)))
+    assert relu.inplace
+    assert model.relu is relu
+    rows = torch.randn(5, 3, 4, requires_grad=True)
+    chain.layers[1](rows).sum().backward()
+    assert rows.grad is not None

@@ -39,6 +39,8 @@ def from_module(
     **options: Any,
 ) -> Chain:
     """See `Chain.from_module`."""
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"a module to cut is an nn.Module, not a {type(model).__name__}")
     _check_example(example)
     traced = trace(model, example, leaves)
     results = _results(traced)
@@ -50,7 +52,7 @@ def from_module(
     if len(results) > 1 and not gives_loss:
         raise InvalidInput("a module gives its scores, its loss, or both as (loss, score); the first is no loss here")
     grouping = Grouping(traced, results)
-    if not grouping.groups:
+    if not grouping.groups and not grouping.embeddings:
         raise InvalidInput("the module computes nothing on what it reads; there is nothing to cut")
     _refuse_shared_rows(grouping)
     table = {"optimizer": optimizer, "lr": lr, **options}
@@ -215,11 +217,12 @@ def _verify(chain: Chain, traced: Traced, example: Mapping[str, Value], *, gives
             "the layers do not give what the module gives for the example, or other gradients (torch.no_grad() in a "
             "forward cannot be traced; use detach()); build the Chain by hand"
         )
-    mean = sum(half[chain.loss] * batch_size(part) for half, part in zip(halves, parts, strict=True)) / size
-    if not _close(torch.as_tensor(mean), whole[chain.loss]):
+    loss, losses = whole[chain.loss].detach(), torch.stack([half[chain.loss].detach() for half in halves])
+    mean = losses @ torch.tensor([batch_size(part) / size for part in parts]).to(losses)
+    if not _close(mean, loss):
         raise InvalidInput(
             "the loss of a batch is not the mean over its samples: halves of the example give "
-            f"{float(mean):g}, the whole {float(whole[chain.loss]):g}; micro-batches would change the result"
+            f"{float(mean):g}, the whole {float(loss):g}; micro-batches would change the result"
         )
 
 

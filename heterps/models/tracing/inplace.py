@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any
 
@@ -44,6 +45,16 @@ def settle_changes_in_place(root: fx.GraphModule) -> None:
             node.target = str(node.target)[:-1]
         elif "inplace" in node.kwargs:
             node.update_kwarg("inplace", False)
+        elif node.op == "call_module":
+            _replace(root, str(node.target))
+
+
+def _replace(root: fx.GraphModule, target: str) -> None:
+    """Puts a copy that makes new tensors in the place of a module without weights, such as nn.ReLU(inplace=True)."""
+    plain: Any = copy.copy(root.get_submodule(target))
+    plain.inplace = False
+    parent, _, name = target.rpartition(".")
+    setattr(root.get_submodule(parent), name, plain)  # the root's own containers, not the user's
 
 
 def _in_place(root: fx.GraphModule, node: fx.Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,7 +72,36 @@ def trace(model: nn.Module, example: Mapping[str, Value], leaves: Leaves) -> Tra
     with evaluating(root), torch.no_grad():
         runner = _Runner(root, garbage_collect_values=False)
         runner.run(*flattened(example).values())
-    return Traced(model, root, arguments, dict(runner.env), tuple(leaves))
+    traced = Traced(model, root, arguments, dict(runner.env), tuple(leaves))
+    read_sizes_of_ids(traced)
+    return traced
+
+
+def read_sizes_of_ids(traced: Traced) -> None:
+    """Reads sizes of rows off their ids, which come with the batch: rows need not be kept for them."""
+    for node in list(traced.graph.nodes):
+        rows, axis = _size_of(node)
+        module = traced.embedding(rows) if rows is not None else None
+        if rows is None or not isinstance(module, nn.Embedding) or not isinstance(ids := rows.args[0], fx.Node):
+            continue
+        axis %= traced.values[rows].ndim
+        with traced.graph.inserting_before(node):
+            if axis < traced.values[ids].ndim:
+                size = traced.graph.call_method("size", (ids, axis))
+                traced.values[size] = traced.values[node]
+                node.replace_all_uses_with(size)
+    traced.graph.eliminate_dead_code()
+    traced.root.recompile()
+
+
+def _size_of(node: fx.Node) -> tuple[fx.Node | None, int]:
+    """The node and the axis of `x.size(axis)` and `x.shape[axis]`; None for any other call."""
+    of, axis = (*node.args, None, None)[:2]
+    if node.target is operator.getitem and isinstance(of, fx.Node) and of.target is getattr and of.args[1] == "shape":
+        of = of.args[0]
+    elif not (node.op == "call_method" and node.target == "size"):
+        return None, 0
+    return (of, axis) if isinstance(of, fx.Node) and isinstance(axis, int) else (None, 0)
 
 
 def flattened(batch: Mapping[str, Value]) -> dict[str, Tensor]:
@@ -169,8 +199,8 @@ def _traced(
             delattr(model, constant)
     if any(constant.requires_grad for constant in root.buffers()):
         raise InvalidInput(
-            f"{_class(model)} computes with weights that it does not take from its attributes, such as self.parameters(),"
-            f" which tracing would freeze at their value of now; {REMEDY}"
+            f"{_class(model)} computes with weights that it does not take from its attributes, such as "
+            f"self.parameters(), which tracing would freeze at their value of now; {REMEDY}"
         )
     return root
 
@@ -180,6 +210,8 @@ def _explain(model: nn.Module, error: Exception) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HIDDEN)]
     where = f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
     reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, KeyError):
+        reason = f"nothing is called {reason}; is it in the example?"
     return f"{_class(model)} cannot be cut into layers: its forward cannot be traced{where} ({reason}); {REMEDY}"
 
 

@@ -40,9 +40,11 @@ class MatchAndLoss(Loss):
 
 
 class Nce(Model):
-    """Retrieval: reads "ids" [B, slots · ids_per_slot], the history; "candidates" [B, candidates], the next id and
-    sampled ones; and "label" [B, candidates], 1 for the next id.
-    """  # noqa: D205
+    """Retrieval, by a history and a table of candidates.
+
+    Reads "ids" [B, slots · ids_per_slot], the history; "candidates" [B, candidates], the next id and sampled ones; and
+    "label" [B, candidates], 1 for the next id.
+    """
 
     PAPER: ClassVar = {"dim": 64, "slots": 10, "ids_per_slot": 5, "vector": 128, "candidates": 21}
 

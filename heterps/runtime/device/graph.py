@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from heterps.models import Bags
-from heterps.models.batch import Batch, batch_size
-from heterps.models.layer import SparseEmbedding
-from heterps.runtime.device.rows import DeviceRows, Resolved
+from heterps.models.batch import Batch, Value, batch_size
+from heterps.runtime.device.rows import DeviceRows
 from heterps.runtime.device.staging import Buffer, Field, Staging
+from heterps.runtime.device.table import KernelTable
 from heterps.runtime.rows import Lookup
 from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
 
@@ -39,14 +39,14 @@ class DeviceLoss:
 
 
 class Packed:
-    """A batch in a buffer, its ids looked up."""
+    """A batch in a buffer."""
 
-    def __init__(self, buffer: Buffer, resolved: list[Resolved]) -> None:
-        self.buffer, self.resolved = buffer, resolved
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
 
 
 class GraphStage(Stage):
-    """The last stage on a GPU. Its rows, if any, are `DeviceRows`."""
+    """The last stage on a GPU. Its rows, if any, are `DeviceRows` of kernel tables."""
 
     applies_at_once = True
 
@@ -63,8 +63,9 @@ class GraphStage(Stage):
             **options: of `Stage`.
         """
         super().__init__(*args, **options)
-        assert all(isinstance(rows, DeviceRows) for rows in self.rows)
-        self._device_rows: list[DeviceRows] = list(self.rows)  # type: ignore[arg-type]
+        self._device_rows = [rows for rows in self.rows if isinstance(rows, DeviceRows)]
+        self._kernel_tables = [rows.table for rows in self._device_rows if isinstance(rows.table, KernelTable)]
+        assert len(self._kernel_tables) == len(self.rows)
         self._buffers, self._clip_norm = buffers, clip_norm
         self._making = threading.Lock()
         self._staging: Staging | None = None
@@ -88,20 +89,14 @@ class GraphStage(Stage):
         buffer = self._staging.acquire()
         for name in self._tensors:
             buffer.fields[name].copy_(batch[name])  # type: ignore[arg-type]
-        resolved = [self._resolve(number, rows, batch, buffer) for number, rows in enumerate(self._device_rows)]
-        return Packed(buffer, resolved)
-
-    def _resolve(self, number: int, rows: DeviceRows, batch: Batch, buffer: Buffer) -> Resolved:
-        slots, numbers = buffer.fields[f"{number}:slots"], buffer.fields[f"{number}:numbers"]
-        given = [layer.ids_of(batch).reshape(-1) for layer in rows.layers]  # type: ignore[union-attr]
-        together = given[0].contiguous() if len(given) == 1 else torch.cat(given)
-        distinct = rows.table.slots.resolve(together, slots, numbers)
-        slots[distinct:] = 0  # padding
-        sizes = [len(ids) for ids in given]
-        return Resolved(slots[:distinct], torch.split(numbers, sizes), (None,) * len(given))
+        for number, rows in enumerate(self._device_rows):
+            _flatten(rows.ids(batch), out=buffer.fields[f"{number}:ids"])
+        return Packed(buffer)
 
     def _make_staging(self, batch: Batch) -> None:
         self._size = batch_size(batch)
+        self._counts: list[list[int]] = []
+        """Ids of each layer, for each of the stage's tables."""
         fields: dict[str, Field] = {}
         for name in self._tensors:
             value = batch[name]
@@ -109,11 +104,12 @@ class GraphStage(Stage):
                 return
             fields[name] = Field(value.dtype, tuple(value.shape))
         for number, rows in enumerate(self._device_rows):
-            ids = [layer.ids_of(batch) for layer in rows.layers]
+            ids = rows.ids(batch)
             if any(isinstance(value, Bags) for value in ids):
                 return
-            total = sum(value.numel() for value in ids if isinstance(value, Tensor))
-            fields[f"{number}:slots"] = fields[f"{number}:numbers"] = Field(torch.int32, (total,))
+            sizes = [value.numel() for value in ids if isinstance(value, Tensor)]
+            self._counts.append(sizes)
+            fields[f"{number}:ids"] = Field(torch.int64, (sum(sizes),))
         self._shapes = {name: tuple(value.shape) for name, value in batch.items()}  # type: ignore[union-attr]
         self._staging = Staging(fields, self.spec.device, buffers=self._buffers)
 
@@ -131,8 +127,7 @@ class GraphStage(Stage):
             self._packed = prepared
         else:
             assert self._staging is not None
-            super().begin(step, prepared.resolved)
-            torch.cuda.current_stream().synchronize()
+            super().begin(step, super().prepare(step.whole))
             self._staging.release(prepared.buffer)
 
     def forward(self, step: Step, micro_batch: int, incoming: Tensors) -> Tensors:
@@ -140,8 +135,8 @@ class GraphStage(Stage):
         if self._packed is None:
             return super().forward(step, micro_batch, incoming)
         assert self._staging is not None
-        for rows in self._device_rows:
-            rows.table.upload_new()
+        for table, sizes in zip(self._kernel_tables, self._counts, strict=True):
+            table.make_room(sum(sizes))
         key = self._key(incoming)
         if key != self._made_for:
             self._capture(incoming)
@@ -183,12 +178,13 @@ class GraphStage(Stage):
     def _key(self, incoming: Tensors) -> tuple[Any, ...]:
         """What a graph was made for: it must be made again when this changes."""
         shapes = [value.shape if isinstance(value, Lookup) else tuple(value.shape) for value in incoming.values()]
-        return (*shapes, *(rows.table.generation for rows in self._device_rows))
+        return (*shapes, *(table.generation for table in self._kernel_tables))
 
     def _capture(self, incoming: Tensors) -> None:
         """Records a step. Nothing is computed here."""
         self._graph = None
         self._arrivals = {name: _Arrival(value, self.spec.device) for name, value in incoming.items()}
+        self._calls = [table.call(sum(n)) for table, n in zip(self._kernel_tables, self._counts, strict=True)]
         graph = torch.cuda.CUDAGraph()
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
@@ -203,13 +199,14 @@ class GraphStage(Stage):
         values: Tensors = {name: static[name] for name in self._tensors}
         for name, arrival in self._arrivals.items():
             values[name] = arrival.value()
-        leaves, written = [], {}
+        leaves: list[list[Tensor]] = []
+        written: dict[str, Tensor] = {}
         for number, rows in enumerate(self._device_rows):
-            leaf = rows.table.rows(static[f"{number}:slots"]).requires_grad_()
-            sizes = [self._ids_of(layer) for layer in rows.layers]
-            for layer, numbers in zip(rows.layers, torch.split(static[f"{number}:numbers"], sizes), strict=True):
-                written[layer.name] = leaf.index_select(0, numbers).view(self._size, -1, layer.dim)
-            leaves.append(leaf)
+            gathered = self._kernel_tables[number].gather(static[f"{number}:ids"], self._calls[number])
+            own = [part.detach().requires_grad_() for part in torch.split(gathered, self._counts[number])]
+            for layer, leaf in zip(rows.layers, own, strict=True):
+                written[layer.name] = leaf.view(self._size, -1, layer.dim)
+            leaves.append(own)
         self.compute(values, lambda layer: written[layer.name])
         if self._on_score is not None:
             self._on_score(values[str(self._score)].detach(), values[str(self._label)])
@@ -220,14 +217,13 @@ class GraphStage(Stage):
         if self._captures_optimizer and self.optimizer is not None:
             self.optimizer.step()
         with torch.no_grad():
-            for number, (rows, leaf) in enumerate(zip(self._device_rows, leaves, strict=True)):
-                if leaf.grad is not None:
-                    rows.table.update(static[f"{number}:slots"], leaf.detach(), leaf.grad)
-
-    def _ids_of(self, layer: SparseEmbedding) -> int:
-        """Ids of a layer in a batch."""
-        one = {name: torch.zeros(self._shapes[name], dtype=torch.int64) for name in layer.reads}
-        return int(layer.ids_of(one).numel())  # type: ignore[union-attr]
+            for table, call, own in zip(self._kernel_tables, self._calls, leaves, strict=True):
+                first = 0
+                for leaf in own:
+                    if leaf.grad is not None:
+                        table.add(call, leaf.grad, first, len(leaf))
+                    first += len(leaf)
+                table.apply(call)
 
     def _clip(self) -> None:
         grads = self.grads()
@@ -292,6 +288,15 @@ class _Arrival:
         if self._leaf.grad is None:
             return None
         return self._leaf.grad[: len(value.rows)] if isinstance(value, Lookup) else self._leaf.grad
+
+
+def _flatten(ids: list[Value], out: Tensor) -> None:
+    """The ids of all layers, one after the other."""
+    first = 0
+    for value in ids:
+        assert isinstance(value, Tensor)
+        out[first : first + value.numel()].copy_(value.reshape(-1))
+        first += value.numel()
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer | None, *, scheduled: bool) -> bool:

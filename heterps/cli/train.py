@@ -1,0 +1,168 @@
+"""`heterps train`: run a job in this process."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from heterps.cli.options import Json
+from heterps.cli.runs import Run, Runs, opened, run_of_name, writing
+from heterps.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from heterps.job import Job
+    from heterps.plan import Plan
+    from heterps.runtime import Result
+    from heterps.telemetry import Recorder
+
+INTERRUPTED = 130
+
+
+def train(
+    job_file: Annotated[str, typer.Argument(metavar="JOB", help="job.yaml; heterps init writes one.")],
+    plan_file: Annotated[
+        str | None, typer.Option("--plan", metavar="plan.json", help="Run by this plan; else the job's, or none.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name; by default that of the job file.")] = None,
+    runs: Runs = "runs",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as train.lr=0.01.")
+    ] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Write trace.json for Perfetto or chrome://tracing.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard.")] = False,
+    devices: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TYPE=DEVICE", help="Run a type of the plan elsewhere, such as v100=cpu."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Go on with a run of that name, or start a fresh one.")
+    ] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+    json: Json = False,
+) -> None:
+    """Train a model as a job file says; an interrupted run goes on where it was."""
+    from heterps.job import Job
+
+    job = Job.load(job_file).with_values(settings or (), source=job_file)
+    plan = _plan(job, plan_file)
+    run = run_of_name(Path(runs), name if name is not None else Path(job_file).stem, fresh=not resume)
+    result = train_job(
+        job, run, plan=plan, devices=parse_devices(devices or ()), trace=trace, tensorboard=tensorboard, resume=resume,
+        quiet=quiet or json,
+    )  # fmt: skip
+    if json:
+        typer.echo(run.result_file.read_text(), nl=False)
+    elif not quiet:
+        from heterps.cli.summary import show_result
+
+        show_result(run, result)
+    if result.stopped == "interrupted":
+        again = ["heterps", "train", job_file, "--name", run.name]
+        for option, values in (
+            ("--plan", [plan_file] if plan_file else []), ("--runs", [runs] if runs != "runs" else []),
+            ("--set", settings or []), ("--devices", devices or []),
+        ):  # fmt: skip
+            again += [word for value in values for word in (option, value)]
+        sys.stderr.write(f"heterps: interrupted and saved at step {result.steps}; go on with: {shlex.join(again)}\n")
+        raise typer.Exit(INTERRUPTED)
+
+
+def train_job(
+    job: Job,
+    run: Run,
+    *,
+    plan: Plan | None,
+    devices: dict[str, str],
+    trace: bool = False,
+    tensorboard: bool = False,
+    resume: bool = True,
+    quiet: bool = False,
+) -> Result:
+    """Trains a job in a run's directory, and leaves there what it gave. All that can be refused is refused first."""
+    import torch
+
+    from heterps.runtime import placement
+    from heterps.runtime.trainer import Trainer
+
+    data, held_out = job.sources()
+    chain = job.build(data)
+    chain.check_batch(job.example(data))
+    job.settings()
+    job.load_cluster()
+    stages = placement.place(chain, plan, devices)
+    if not quiet:
+        _say_what_runs(job, plan, [f"{stage.type} × {stage.units}" for stage in stages])
+    with opened(run):
+        resumed = _begin(job, run, plan)
+        torch.manual_seed(job.train.seed)  # for what layers draw; a checkpoint brings its own state
+        names = {stage.number: f"{stage.type} × {stage.units}" for stage in stages}
+        with _recorder(run, names, trace=trace, tensorboard=tensorboard, append=resumed) as recorder:
+            settings = job.settings(
+                checkpoints=run.checkpoints(job), evaluation=held_out, recorder=recorder, devices=devices,
+                progress=not quiet, resume=resume,
+            )  # fmt: skip
+            result = Trainer(chain, data, plan, settings).run()
+        if result.losses or not run.result_file.exists():  # a run that was complete keeps its result
+            with writing(run.result_file):
+                result.save(run.result_file)
+    return result
+
+
+def parse_devices(given: Sequence[str]) -> dict[str, str]:
+    """Type -> device, from TYPE=DEVICE, each given by itself or with commas."""
+    devices = {}
+    for pair in (pair.strip() for text in given for pair in text.split(",")):
+        type_, equals, device = pair.partition("=")
+        if not (type_ and equals and device):
+            raise InvalidInput(f"--devices is TYPE=DEVICE, such as v100=cpu, not {pair!r}")
+        devices[type_] = device
+    return devices
+
+
+def _plan(job: Job, file: str | None) -> Plan | None:
+    from heterps.plan import Plan
+
+    file = file or job.plan.file
+    return None if file is None else Plan.load(file)
+
+
+def _say_what_runs(job: Job, plan: Plan | None, stages: list[str]) -> None:
+    text = f"{job.model.name} on {' → '.join(stages)}"
+    if plan is None:
+        text += ", without a plan"
+        if job.cluster is not None or job.goal is not None or job.plan.method != "auto":
+            text += " (the job's cluster, goal and method need a profile: make a plan of it, and give it with --plan)"
+    sys.stderr.write(f"heterps: {text}\n")
+
+
+def _begin(job: Job, run: Run, plan: Plan | None) -> bool:
+    """Writes the job and the plan into the run's directory; true if the run goes on with checkpoints."""
+    from heterps.job import Job
+    from heterps.runtime.restore import newest_checkpoint
+
+    resumed = newest_checkpoint(run.checkpoints(job)) is not None
+    if resumed and run.job_file.exists():
+        job.check_resumes(Job.load(run.job_file), run=run.name)
+    with writing(run.path):
+        job.save(run.job_file)
+        plan_copy = run.path / "plan.json"
+        plan_copy.unlink(missing_ok=True)
+        if plan is not None:
+            plan.save(plan_copy)
+    return resumed
+
+
+def _recorder(run: Run, stages: dict[int, str], *, trace: bool, tensorboard: bool, append: bool) -> Recorder:
+    from heterps.telemetry import ChromeTrace, JsonLines, Recorder, TensorBoard
+
+    sinks: list[Any] = [JsonLines(run.path / "telemetry.jsonl", append=append)]
+    if trace:
+        sinks.append(ChromeTrace(run.path / "trace.json", stages=stages))
+    if tensorboard:
+        sinks.append(TensorBoard(run.path / "tensorboard"))
+    return Recorder(sinks)
