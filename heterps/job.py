@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import yaml
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from heterps.documents import Document, FrozenDict, FrozenMap, Part, to_yaml
 from heterps.errors import InvalidInput, did_you_mean
@@ -190,10 +190,12 @@ class Job(Document):
             return tuple(cluster)
         raise ValueError("a cluster is a file, a mapping with types, or a list of catalog names")
 
-    @field_validator("engine", mode="before")
+    @field_validator("train", "eval", "checkpoint", "plan", "engine", mode="before")
     @classmethod
-    def _engine_by_name(cls, engine: Any) -> Any:
-        return {"name": engine} if isinstance(engine, str) else engine
+    def _short_forms(cls, given: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "engine" and isinstance(given, str):
+            return {"name": given}
+        return {} if given is None else given  # a section whose keys are all commented out
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with every default, without what is unset."""
@@ -208,7 +210,7 @@ class Job(Document):
 
     def with_values(self, settings: Sequence[str], *, source: str) -> Job:
         """The job with some keys changed, each written as `train.lr=0.01`; values are as in YAML."""
-        data = self.to_dict()
+        data = self.model_dump(mode="json", exclude_unset=True)
         for setting in settings:
             key, equals, text = setting.partition("=")
             *path, last = key.split(".")

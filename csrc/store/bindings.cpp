@@ -96,17 +96,27 @@ void bind_store(nb::module_& m) {
            }, nb::kw_only(), nb::arg("dim"), nb::arg("state_floats"), nb::arg("optimizer"), nb::arg("numbers"),
            nb::arg("seed"), nb::arg("name"), nb::arg("init_scale"), nb::arg("admit_after"), nb::arg("expire_steps"),
            nb::arg("expire_seconds"), nb::arg("tracks"), nb::arg("threads"))
-      .def("pull", [](Bound& self, Ids ids, FloatsOut out, bool create, bool distinct, std::uint32_t seconds) {
+      .def("pull", [](Bound& self, Ids ids, FloatsOut out, bool create, std::uint32_t seconds) {
              same(out.size(), ids.size() * self.dim, "rows");
              nb::gil_scoped_release unlocked;
-             self.table.pull(ids.data(), ids.size(), out.data(), create, distinct, seconds);
-           }, nb::arg("ids").noconvert(), nb::arg("out").noconvert(), nb::arg("create"), nb::arg("distinct"),
-           nb::arg("seconds"))
-      .def("push", [](Bound& self, Ids ids, Floats grads, bool distinct, std::uint32_t seconds) {
+             self.table.pull(ids.data(), ids.size(), out.data(), create, seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("out").noconvert(), nb::arg("create"), nb::arg("seconds"))
+      .def("push", [](Bound& self, Ids ids, Floats grads, std::uint32_t seconds) {
              same(grads.size(), ids.size() * self.dim, "gradients");
              nb::gil_scoped_release unlocked;
-             self.table.push(ids.data(), ids.size(), grads.data(), distinct, seconds);
-           }, nb::arg("ids").noconvert(), nb::arg("grads").noconvert(), nb::arg("distinct"), nb::arg("seconds"))
+             self.table.push(ids.data(), ids.size(), grads.data(), seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("grads").noconvert(), nb::arg("seconds"))
+      .def("pull_distinct", [](Bound& self, Ids ids, IntsOut number, FloatsOut rows, std::uint32_t seconds) {
+             same(number.size(), ids.size(), "numbers");
+             if (rows.size() < ids.size() * self.dim) throw std::invalid_argument("no room for the rows of all ids");
+             nb::gil_scoped_release unlocked;
+             return self.table.pull_distinct(ids.data(), ids.size(), number.data(), rows.data(), seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("number").noconvert(), nb::arg("rows").noconvert(), nb::arg("seconds"))
+      .def("push_distinct", [](Bound& self, Ids ids, Floats grads, std::uint32_t seconds) {
+             if (grads.size() > ids.size() * self.dim) throw std::invalid_argument("more gradients than ids");
+             nb::gil_scoped_release unlocked;
+             self.table.push_distinct(ids.data(), ids.size(), grads.data(), grads.size() / self.dim, seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("grads").noconvert(), nb::arg("seconds"))
       .def("bag", [](Bound& self, Ids ids, Ids offsets, bool mean, FloatsOut out, bool create, std::uint32_t seconds) {
              same(out.size(), offsets.size() * self.dim, "rows");
              check_offsets(ids, offsets);

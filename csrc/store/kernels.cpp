@@ -61,20 +61,6 @@ HETERPS_INLINE void fetch_row(const Distinct& call, std::size_t u, const RowView
   __builtin_prefetch(rows.state(slot));   // for the push that follows
 }
 
-// Numbers ids that are known to be distinct.
-template <int kDim>
-void take_some(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting, const RowView& rows, int width) {
-  const std::size_t found = call.distinct - waiting;
-  for (std::size_t i = begin; i < end; ++i) {
-    if (i - begin < found) fetch_row<kDim>(call, waiting + i - begin, rows, width);
-    const std::uint32_t p = call.position == nullptr ? static_cast<std::uint32_t>(i) : call.position[i];
-    call.id[i] = call.ids[p];
-    call.first[i] = p;
-    call.number[i] = static_cast<std::uint32_t>(i);
-  }
-  call.distinct = end;
-}
-
 // Whether an id is new is as good as random, so nothing here branches on it: the id is written where a new one would
 // stand, an empty entry of the table is read as that place, and all is overwritten by the next id if it was not new.
 template <int kDim, bool kAll>
@@ -124,9 +110,7 @@ HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t e
 
 template <int kDim>
 void number(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting, const RowView& rows, int dim) {
-  if (call.table == nullptr) {
-    take_some<kDim>(call, begin, end, waiting, rows, dim);
-  } else if (call.position == nullptr) {
+  if (call.position == nullptr) {
     number_some<kDim, true>(call, begin, end, waiting, rows, dim);
   } else {
     number_some<kDim, false>(call, begin, end, waiting, rows, dim);
@@ -214,6 +198,21 @@ void copy(const Distinct& call, const RowView& rows, int width, float* out) {
       memcpy(out + p * dim, rows.weights(slot), sizeof(float) * dim);
     } else {
       memset(out + p * dim, 0, sizeof(float) * dim);
+    }
+  }
+}
+
+template <int kDim>
+void copy_distinct(const Distinct& call, const RowView& rows, int width, float* out) {
+  const std::size_t dim = kDim > 0 ? kDim : width;
+  for (std::size_t u = 0; u < call.distinct; ++u) {
+    if (u + kAhead < call.distinct && call.slot[u + kAhead] != kNoSlot) {
+      prefetch(rows.weights(call.slot[u + kAhead]), sizeof(float) * dim);
+    }
+    if (call.slot[u] != kNoSlot) [[likely]] {
+      memcpy(out + u * dim, rows.weights(call.slot[u]), sizeof(float) * dim);
+    } else {
+      memset(out + u * dim, 0, sizeof(float) * dim);
     }
   }
 }
@@ -355,13 +354,13 @@ HETERPS_INLINE bool is_plain(const Rule& rule) {
 template <Kind kKind, int kDim>
 void apply(const Rule& rule, const Distinct& call, const Gradients& from, const RowView& rows, int width) {
   const int dim = kDim > 0 ? kDim : width;
-  sum_repeats<kDim>(call, from, dim);
+  if (!from.summed) sum_repeats<kDim>(call, from, dim);
   const std::size_t count = call.distinct;
   const bool plain = is_plain(rule) && from.scale == nullptr;
-  float* copy = from.sums + call.repeats * static_cast<std::size_t>(dim);
+  float* copy = from.sums + (from.summed ? 0 : call.repeats) * static_cast<std::size_t>(dim);
   Powers powers;
   const auto fetch = [&](std::size_t u) {
-    const std::uint32_t slot = call.slot[u], p = call.first[u];
+    const std::uint32_t slot = call.slot[u], p = from.summed ? static_cast<std::uint32_t>(u) : call.first[u];
     if (slot == kNoSlot) return;
     __builtin_prefetch(from.grads + static_cast<std::size_t>(from.row_of != nullptr ? from.row_of[p] : p) * dim);
     prefetch(rows.weights(slot), sizeof(float) * dim);
@@ -378,7 +377,9 @@ void apply(const Rule& rule, const Distinct& call, const Gradients& from, const 
     if (slot == kNoSlot) continue;
     float* w = rows.weights(slot);
     const float* g;
-    if (from.rank[u] != kNoSlot) {
+    if (from.summed) {
+      g = from.grads + u * dim;
+    } else if (from.rank[u] != kNoSlot) {
       g = from.sums + static_cast<std::size_t>(from.rank[u]) * dim;
     } else {
       const std::uint32_t p = call.first[u];
@@ -437,7 +438,7 @@ void flat_push(const Rule& rule, float* rows, float* state, const std::uint32_t*
 
 template <int kDim>
 Kernels of_width(Kind kind) {
-  Kernels out{number<kDim>, fetch, probe, gather<kDim>, copy<kDim>, nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
+  Kernels out{number<kDim>, fetch, probe, gather<kDim>, copy<kDim>, copy_distinct<kDim>, nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
   switch (kind) {
     case Kind::sgd: out.update = apply<Kind::sgd, kDim>; break;
     case Kind::momentum: out.update = apply<Kind::momentum, kDim>; break;

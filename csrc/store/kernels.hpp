@@ -32,18 +32,19 @@ struct Distinct {
   std::size_t repeats;
   const Bucket** home;             // of each distinct id, while it is looked for
   std::uint32_t* behind;           // scratch
-  std::uint32_t* table;            // scratch: kNoSlot everywhere, a power of two and more than `count` of them; null if
-                                   // the ids are known to be distinct
+  std::uint32_t* table;            // scratch: kNoSlot everywhere, a power of two and more than `count` of them
   int table_bits;
 };
 
-// Gradients of a call: that of position p is grads[row_of ? row_of[p] : p] · (scale ? scale[p] : 1).
+// Gradients of a call: that of position p is grads[row_of ? row_of[p] : p] · (scale ? scale[p] : 1). If `summed`, those
+// of equal ids are one already: that of the distinct id u is grads[u].
 struct Gradients {
   const float* grads;
   const std::uint32_t* row_of;
   const float* scale;
   std::uint32_t* rank;             // scratch: kNoSlot for each distinct id
   float* sums;                     // scratch: room for as many rows as ids that occur again, and one
+  bool summed = false;
 };
 
 struct Kernels {
@@ -61,6 +62,8 @@ struct Kernels {
                  const RowView&, int dim, float* out);
   // The same for all ids of a call whose slots are known for some time: fetches the rows itself.
   void (*copy)(const Distinct&, const RowView&, int dim, float* out);
+  // Copies the row of each distinct id to out[its number], zeros where there is none.
+  void (*copy_distinct)(const Distinct&, const RowView&, int dim, float* out);
   // Sums up gradients of equal ids and updates the rows that have a slot.
   void (*update)(const Rule&, const Distinct&, const Gradients&, const RowView&, int dim);
   // The sum, or the mean, of `count` rows; a null row is zeros.

@@ -77,6 +77,10 @@ void Lane::read(std::int64_t id, float* weights, float* state) const {
 
 void Lane::copy(const Distinct& call, float* out) const { kernels_.copy(call, rows_.view(), config_.dim, out); }
 
+void Lane::copy_distinct(const Distinct& call, float* out) const {
+  kernels_.copy_distinct(call, rows_.view(), config_.dim, out);
+}
+
 std::uint32_t Lane::create(std::int64_t id) {
   const std::uint32_t slot = rows_.take();
   if (saving_) saved_.set(slot);   // it is not of the moment that is being saved

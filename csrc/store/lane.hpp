@@ -51,6 +51,8 @@ class Lane {
   void resolve(Distinct& call, Access access, Now now, float* out);
   // Copies the rows of a call that was resolved to `out`.
   void copy(const Distinct& call, float* out) const;
+  // The same for each distinct id once, by number.
+  void copy_distinct(const Distinct& call, float* out) const;
   // The row and state of one id as they are, its first ones if it has none. No sight of it.
   void read(std::int64_t id, float* weights, float* state) const;
   // First value of an id without a row.

@@ -43,7 +43,7 @@ Distinct Table::Share::view(const std::int64_t* ids, bool all) {
 }
 
 void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
-                    bool distinct, std::uint32_t seconds) {
+                    std::uint32_t seconds) {
   if (count > kMostSlots) throw std::length_error("a call takes at most 4,294,967,280 ids");
   share_out(ids, count, batch);
   const bool all = lanes_.size() == 1;
@@ -66,10 +66,8 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
     call.table_bits = 10;
     const std::size_t room = std::max(share.count + share.count / 8, 2 * scratches_[l].distinct);
     while (std::size_t{1} << call.table_bits < room) ++call.table_bits;
-    if (!distinct) {
-      scratches_[l].table.assign(std::size_t{1} << call.table_bits, kNoSlot);
-      call.table = scratches_[l].table.data();
-    }
+    scratches_[l].table.assign(std::size_t{1} << call.table_bits, kNoSlot);
+    call.table = scratches_[l].table.data();
     if (scratches_[l].behind.size() <= share.count) scratches_[l].behind.resize(share.count + 1);
     call.behind = scratches_[l].behind.data();
     if (scratches_[l].home.size() <= share.count) scratches_[l].home.resize(share.count + 1);
@@ -93,11 +91,10 @@ void Table::fill_first_values(const std::int64_t* ids, Batch& batch, float* out)
   });
 }
 
-void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool create, bool distinct,
-                 std::uint32_t seconds) {
+void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool create, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
   if (!create) {
-    resolve(ids, count, scratch_, out, Lane::Access::peek, distinct, seconds);
+    resolve(ids, count, scratch_, out, Lane::Access::peek, seconds);
     fill_first_values(ids, scratch_, out);
     return;
   }
@@ -107,7 +104,7 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool cr
     return;
   }
   Batch& batch = next_batch();
-  resolve(ids, count, batch, out, Lane::Access::pull, distinct, seconds);
+  resolve(ids, count, batch, out, Lane::Access::pull, seconds);
   remember(ids, count, batch);
 }
 
@@ -115,9 +112,50 @@ void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t se
   const std::lock_guard lock(mutex_);
   if (config_.tracks) return;   // there a pull is a sight, which counts when it happens
   Batch& batch = next_batch();
-  resolve(ids, count, batch, nullptr, Lane::Access::pull, false, seconds);
+  resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
   remember(ids, count, batch);
   batch.prepared = true;
+}
+
+// A pull mostly has ids that were prepared.
+Table::Batch& Table::resolved_for_pull(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
+  if (Batch* batch = recall(ids, count, true); batch != nullptr) {
+    batch->prepared = false;
+    return *batch;
+  }
+  Batch& batch = next_batch();
+  resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
+  remember(ids, count, batch);
+  return batch;
+}
+
+std::size_t Table::pull_distinct(const std::int64_t* ids, std::size_t count, std::int32_t* number, float* rows,
+                                 std::uint32_t seconds) {
+  const std::lock_guard lock(mutex_);
+  Batch& batch = resolved_for_pull(ids, count, seconds);
+  const bool all = lanes_.size() == 1;
+  pool_.run([&](int l) {
+    Share& share = batch.shares[l];
+    std::size_t first = 0;
+    for (int k = 0; k < l; ++k) first += batch.shares[k].distinct;
+    lanes_[l]->copy_distinct(share.view(ids, all), rows + first * config_.dim);
+    for (std::size_t i = 0; i < share.count; ++i) {
+      number[all ? i : share.position[i]] = static_cast<std::int32_t>(first + share.number[i]);
+    }
+  });
+  std::size_t total = 0;
+  for (const Share& share : batch.shares) total += share.distinct;
+  return total;
+}
+
+void Table::push_distinct(const std::int64_t* ids, std::size_t count, const float* grads, std::size_t distinct,
+                          std::uint32_t seconds) {
+  const std::lock_guard lock(mutex_);
+  Batch& batch = resolved_for_push(ids, count, seconds);
+  std::size_t total = 0;
+  for (const Share& share : batch.shares) total += share.distinct;
+  if (total != distinct) throw std::invalid_argument("not as many gradients as distinct ids");
+  update(ids, batch, grads, nullptr, nullptr, true);
 }
 
 void Table::copy_rows(const std::int64_t* ids, Batch& batch, float* out) {
@@ -172,18 +210,17 @@ Table::Batch* Table::recall(const std::int64_t* ids, std::size_t count, bool pre
 }
 
 // A push mostly has the ids of a recent pull, whose rows are then known.
-Table::Batch& Table::resolved_for_push(const std::int64_t* ids, std::size_t count, bool distinct,
-                                       std::uint32_t seconds) {
+Table::Batch& Table::resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
   if (Batch* batch = recall(ids, count, false); batch != nullptr) {
     batch->valid = false;
     return *batch;
   }
-  resolve(ids, count, scratch_, nullptr, Lane::Access::push, distinct, seconds);
+  resolve(ids, count, scratch_, nullptr, Lane::Access::push, seconds);
   return scratch_;
 }
 
 void Table::update(const std::int64_t* ids, Batch& batch, const float* grads, const std::uint32_t* row_of,
-                   const float* scale) {
+                   const float* scale, bool summed) {
   const bool all = lanes_.size() == 1;
   pool_.run([&](int l) {
     Share& share = batch.shares[l];
@@ -191,15 +228,17 @@ void Table::update(const std::int64_t* ids, Batch& batch, const float* grads, co
     scratch.rank.assign(share.distinct, kNoSlot);
     const std::size_t floats = (share.repeats + 1) * config_.dim;
     if (scratch.sums.size() < floats) scratch.sums.resize(floats);
+    std::size_t first = 0;
+    for (int k = 0; summed && k < l; ++k) first += batch.shares[k].distinct;
     lanes_[l]->update(config_.rule, share.view(ids, all),
-                      {grads, row_of, scale, scratch.rank.data(), scratch.sums.data()});
+                      {grads + first * config_.dim, row_of, scale, scratch.rank.data(), scratch.sums.data(), summed});
   });
   ++steps_;
 }
 
-void Table::push(const std::int64_t* ids, std::size_t count, const float* grads, bool distinct, std::uint32_t seconds) {
+void Table::push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
-  update(ids, resolved_for_push(ids, count, distinct, seconds), grads, nullptr, nullptr);
+  update(ids, resolved_for_push(ids, count, seconds), grads, nullptr, nullptr);
 }
 
 std::vector<const float*> Table::locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
@@ -230,7 +269,7 @@ void Table::bag(const std::int64_t* ids, std::size_t count, const std::int64_t* 
                 float* out, bool create, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
   Batch& batch = create ? next_batch() : scratch_;
-  resolve(ids, count, batch, nullptr, create ? Lane::Access::pull : Lane::Access::peek, false, seconds);
+  resolve(ids, count, batch, nullptr, create ? Lane::Access::pull : Lane::Access::peek, seconds);
   if (create) remember(ids, count, batch);
   std::vector<float> firsts;
   const std::vector<const float*> rows = locate(ids, count, batch, create, firsts);
@@ -253,7 +292,7 @@ void Table::push_bag(const std::int64_t* ids, std::size_t count, const std::int6
     if (mean) std::fill(scale.begin() + from, scale.begin() + to, 1.0f / static_cast<float>(to - from));
   }
   const std::lock_guard lock(mutex_);
-  update(ids, resolved_for_push(ids, count, false, seconds), grads, row_of.data(), mean ? scale.data() : nullptr);
+  update(ids, resolved_for_push(ids, count, seconds), grads, row_of.data(), mean ? scale.data() : nullptr);
 }
 
 void Table::set_lr(float lr) {

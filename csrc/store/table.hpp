@@ -26,12 +26,17 @@ class Table {
   Table(const Config& config, int threads);
 
   // Rows of `count` ids into `out`, one after the other. Without `create`, ids without a row read as first values.
-  // `distinct`: the caller knows that no id occurs twice.
-  void pull(const std::int64_t* ids, std::size_t count, float* out, bool create, bool distinct, std::uint32_t seconds);
+  void pull(const std::int64_t* ids, std::size_t count, float* out, bool create, std::uint32_t seconds);
   // Finds the rows of ids that are pulled soon, and makes those that are missing: the pull then only copies them.
   void prepare(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
   // Adds up the gradients of equal ids and updates each row once.
-  void push(const std::int64_t* ids, std::size_t count, const float* grads, bool distinct, std::uint32_t seconds);
+  void push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds);
+  // The same for an exchange of distinct rows only: `number` gets each id's number, `rows` (room for `count`) the row of
+  // each number. Returns how many there are. The push takes a gradient for each number, of the same ids.
+  std::size_t pull_distinct(const std::int64_t* ids, std::size_t count, std::int32_t* number, float* rows,
+                            std::uint32_t seconds);
+  void push_distinct(const std::int64_t* ids, std::size_t count, const float* grads, std::size_t distinct,
+                     std::uint32_t seconds);
   // The same for bags: bag b holds the ids from offsets[b] up to offsets[b + 1], the last one up to the end.
   void bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags, bool mean,
            float* out, bool create, std::uint32_t seconds);
@@ -84,16 +89,17 @@ class Table {
   int lane_of(std::int64_t id) const;
   Lane& lane(std::int64_t id) { return *lanes_[lane_of(id)]; }
   void share_out(const std::int64_t* ids, std::size_t count, Batch& batch);
-  void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access, bool distinct,
+  void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                std::uint32_t seconds);
-  Batch& resolved_for_push(const std::int64_t* ids, std::size_t count, bool distinct, std::uint32_t seconds);
+  Batch& resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
   void update(const std::int64_t* ids, Batch& batch, const float* grads, const std::uint32_t* row_of,
-              const float* scale);
+              const float* scale, bool summed = false);
   void fill_first_values(const std::int64_t* ids, Batch& batch, float* out);
   std::vector<const float*> locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
                                    std::vector<float>& firsts);
   Batch& next_batch();
   Batch* recall(const std::int64_t* ids, std::size_t count, bool prepared);
+  Batch& resolved_for_pull(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
   void copy_rows(const std::int64_t* ids, Batch& batch, float* out);
   void remember(const std::int64_t* ids, std::size_t count, Batch& batch);
 

@@ -26,8 +26,7 @@ OnScore = Callable[[Tensor, Tensor], None]
 
 def look_ahead(specs: Sequence[StageSpec]) -> tuple[int, int]:
     """Batches to prepare ahead, and threads that do it: more for a GPU, whose steps are short."""
-    preparers = max(2, cores() // 2) if any(spec.device.type == "cuda" for spec in specs) else 1
-    return preparers + 1, preparers
+    return (5, min(3, cores())) if any(spec.device.type == "cuda" for spec in specs) else (2, 1)
 
 
 def build_stages(

@@ -13,6 +13,7 @@ It is written under another name and renamed when it is whole and on disk, so th
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -83,6 +84,10 @@ class Store:
     def __init__(self, options: Checkpoints) -> None:
         self.options = options
         self.path = Path(options.path).absolute()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointFailed(f"checkpoints in {self.path}: {error.strerror}; choose another path") from error
         self._previous: str | None = None
         self._deltas = 0
 
@@ -109,7 +114,9 @@ class Store:
             for table_name, table in tables.items():
                 table.save(_where(draft, table_name, table), delta=delta)
             save_file(_apart(state.dense), draft / "dense.safetensors")
-            torch.save({"optimizer": state.optimizer, "random": random_state()}, draft / "training.pt")
+            training = io.BytesIO()  # torch's own writer hides why it fails
+            torch.save({"optimizer": state.optimizer, "random": random_state()}, training)
+            (draft / "training.pt").write_bytes(training.getbuffer())
             (draft / "state.json").write_text(json.dumps(self._header(state, tables, delta), indent=1))
             _sync(draft)
             if target.exists():

@@ -61,8 +61,8 @@ class Result:
         cost = usd_per_hour / 3600 / self.throughput * 1e6 if usd_per_hour and self.throughput > 0 else None
         return {
             "format": "heterps.result/1", "steps": self.steps, "samples": self.samples, "loss": self.loss,
-            "auc": _finite(self.auc), "eval_loss": _finite(self.eval_loss), "stopped": self.stopped, "seconds": self.seconds,
-            "skipped_rows": self.skipped_rows,
+            "auc": _finite(self.auc), "eval_loss": _finite(self.eval_loss), "stopped": self.stopped,
+            "seconds": self.seconds, "skipped_rows": self.skipped_rows,
             "predicted": {
                 "throughput": predicted.throughput if predicted else None,
                 "usd_per_million_samples": predicted.usd_per_million_samples if predicted else None,

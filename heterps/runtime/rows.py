@@ -116,7 +116,7 @@ class HostRows:
         done = self._steps.pop(step)
         whole = done.grads[0] if len(done.grads) == 1 else torch.cat(done.grads)
         shape = (-1, self._layer.dim) if isinstance(done.ids, Bags) else (*done.ids.shape, self._layer.dim)
-        self._shared.push(step, done.ids, whole.reshape(shape), self._layer.pooling)
+        self._shared.push(step, self._layer.name, done.ids, whole.reshape(shape), self._layer.pooling)
 
     def set_lr(self, factor: float) -> None:
         """See `Rows.set_lr`."""
@@ -141,70 +141,67 @@ class Lookup:
 class DistinctRows:
     """Rows of one layer that the next stage reads on a GPU: only distinct ones cross, and their summed gradients.
 
-    `part` gives a `Lookup`; the next stage sends back the gradient of its rows.
+    `part` gives a `Lookup`; the next stage sends back the gradient of its rows, for `give`.
     """
 
     def __init__(self, layer: SparseEmbedding, shared: SharedPush, *, staleness: int = 0, pin: bool = True) -> None:
         self.layers = (layer,)
-        self._layer, self._shared, self._staleness = layer, shared, staleness
-        self._pin = pin
-        self._batches: dict[int, Any] = {}
-        self._pushes: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._waiting: dict[int, list[Tensor]] = {}
+        self._layer, self._shared, self._staleness, self._pin = layer, shared, staleness, pin
+        self._pulled: dict[int, list[_Pulled]] = {}
+        self._free: list[tuple[Tensor, Tensor]] = []
 
-    def prepare(self, batch: Mapping[str, Value]) -> Any:
-        """Numbers the distinct ids of the whole batch."""
-        ids = self._layer.ids_of(batch)
-        assert isinstance(ids, Tensor)
-        return *self._distinct(ids.reshape(-1).contiguous()), ids.shape
-
-    def _distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The distinct ids, and for each id its number among them."""
-        unique = torch.empty(len(ids), dtype=torch.int64)
-        number = torch.empty(len(ids), dtype=torch.int32, pin_memory=self._pin)
-        return unique[: _native.distinct_into(ids, unique, number)], number
+    def prepare(self, batch: Mapping[str, Value]) -> None:
+        """A pull uses every core there is: nothing is gained by doing a part of it ahead."""
 
     def pull(self, step: int, batch: Mapping[str, Value], prepared: Any) -> None:
-        """Rows are pulled by micro-batch."""
-        self._batches[step] = prepared
-        self._pushes[step], self._waiting[step] = [], []
+        """Notes the ids; rows are pulled by micro-batch."""
+        self._shared.wait_for(step - 1 - self._staleness)
+        ids = self._layer.ids_of(batch)
+        assert isinstance(ids, Tensor)
+        self._ids = ids.contiguous()
+        self._pulled[step] = []
 
     def part(self, step: int, layer: SparseEmbedding, start: int, stop: int) -> Lookup:
         """Pulls the rows of a micro-batch."""
-        if start == 0:
-            self._shared.wait_for(step - 1 - self._staleness)
-        unique, number, shape = self._batches[step]
-        slots = number.numel() // shape[0] if shape[0] else 0
-        if stop - start < shape[0]:
-            unique, number = self._distinct(unique[number[start * slots : stop * slots].long()])
-        rows = torch.empty(len(unique), layer.dim, pin_memory=self._pin)
-        self._pull(unique, rows)
-        self._waiting[step].append(unique)
-        return Lookup(rows, number, (stop - start, slots, layer.dim))
-
-    def _pull(self, unique: Tensor, rows: Tensor) -> None:
+        ids = self._ids[start:stop].reshape(-1)
+        number, rows = self._memory(len(ids))
         table = self._shared.table
         if isinstance(table, SparseTable):
-            table.pull(unique, out=rows, distinct=True)
+            distinct = table.pull_distinct(ids, number=number, rows=rows)
         else:
-            table.pull(unique, out=rows)
+            unique = torch.empty(len(ids), dtype=torch.int64)
+            distinct = _native.distinct_into(ids, unique, number)
+            table.pull(unique[:distinct], out=rows[:distinct])
+        self._pulled[step].append(_Pulled(ids, number, rows))
+        return Lookup(rows[:distinct], number, (stop - start, len(ids) // max(1, stop - start), layer.dim))
+
+    def _memory(self, ids: int) -> tuple[Tensor, Tensor]:
+        """Room for the numbers and rows of so many ids, used again when their gradients are back."""
+        for number, rows in self._free:
+            if len(number) == ids:
+                self._free.remove((number, rows))
+                return number, rows
+        self._free.clear()
+        number = torch.empty(ids, dtype=torch.int32, pin_memory=self._pin)
+        return number, torch.empty(ids, self._layer.dim, pin_memory=self._pin)
 
     def give(self, step: int, grads: Tensor) -> None:
         """Takes the gradient of the next micro-batch's distinct rows, from the next stage."""
-        self._pushes[step].append((self._waiting[step].pop(0), grads.to("cpu", torch.float32)))
+        waiting = next(pulled for pulled in self._pulled[step] if pulled.grads is None)
+        waiting.grads = grads.to("cpu", torch.float32)
 
     def collect(self, step: int) -> None:
         """The gradients come by `give`."""
 
     def push(self, step: int) -> None:
         """See `Rows.push`."""
-        del self._batches[step], self._waiting[step]
-        parts = self._pushes.pop(step)
-        if len(parts) == 1:
-            ids, grads = parts[0]
+        parts = self._pulled.pop(step)
+        if len(parts) == 1 and isinstance(self._shared.table, SparseTable) and self._shared.users == 1:
+            self._shared.table.push_distinct(parts[0].ids, parts[0].grads)
         else:
-            ids, grads = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-        self._shared.push(step, ids, grads, None)
+            ids = torch.cat([part.ids for part in parts])
+            self._shared.push(step, self._layer.name, ids, torch.cat([part.spread() for part in parts]), None)
+        self._free += [(part.number, part.rows) for part in parts]
 
     def set_lr(self, factor: float) -> None:
         """See `Rows.set_lr`."""
@@ -212,3 +209,21 @@ class DistinctRows:
 
     def flush(self) -> None:
         """The table is always up to date."""
+
+
+@dataclass(slots=True)
+class _Pulled:
+    """A micro-batch whose rows are on their way."""
+
+    ids: Tensor
+    number: Tensor
+    rows: Tensor
+    grads: Tensor | None = None
+
+    def spread(self) -> Tensor:
+        """A gradient for each id: that of its row for one of those that share it, zeros for the rest."""
+        assert self.grads is not None
+        whole = torch.zeros(len(self.ids), self.grads.shape[1])
+        first = torch.full((len(self.grads),), len(self.ids), dtype=torch.int64)
+        first.scatter_reduce_(0, self.number.long(), torch.arange(len(self.ids)), "amin")
+        return whole.index_copy_(0, first, self.grads)

@@ -107,6 +107,8 @@ class Stage:
         }
         trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         self.optimizer = optimizer(trained) if trained else None
+        for parameter in trained:
+            parameter.grad = None  # of a backward before the run
         self._keep = tuple(trained) if keep_weights_version else ()
         self._writer_of = {tensor: layer.name for layer in self.layers for tensor in layer.writes}
         self._flights: dict[tuple[int, int], _Flight] = {}

@@ -33,6 +33,7 @@ def bind_tables(chain: Chain, *, client: Client | None = None, seed: int = 0, th
         if bound is None:
             for layer in layers:
                 _fill(table, layer)
+        table.set_lr(table.config.optimizer.lr)  # the schedule of an earlier run may have left another
         for layer in layers:
             layer.table = table
     return dict(chain.tables)
@@ -63,30 +64,32 @@ class SharedPush:
 
     def __init__(self, table: Table, users: int) -> None:
         self.table = table
-        self._users = users
+        self.users = users
+        """Layers that read the table."""
         self._condition = threading.Condition()
-        self._waiting: dict[int, list[tuple[Any, Tensor, str | None]]] = {}
+        self._waiting: dict[int, dict[str, tuple[Any, Tensor, str | None]]] = {}
         self._pushed = -1
         self._failed = False
 
     def wait_for(self, step: int) -> None:
         """Returns when the gradients of `step` are pushed."""
-        if self._users == 1:
+        if self.users == 1:
             return
         with self._condition:
             self._condition.wait_for(lambda: self._pushed >= step or self._failed)
 
-    def push(self, step: int, ids: Tensor | Bags, grads: Tensor, pooling: str | None) -> None:
-        """Adds the gradients of one layer."""
-        if self._users == 1:
+    def push(self, step: int, layer: str, ids: Tensor | Bags, grads: Tensor, pooling: str | None) -> None:
+        """Adds the gradients of one layer, by its name."""
+        if self.users == 1:
             _push(self.table, ids, grads, pooling)
             return
         with self._condition:
-            waiting = self._waiting.setdefault(step, [])
-            waiting.append((ids, grads, pooling))
-            if len(waiting) < self._users:
+            waiting = self._waiting.setdefault(step, {})
+            waiting[layer] = ids, grads, pooling
+            if len(waiting) < self.users:
                 return
-            flat = [_flat(*part) for part in self._waiting.pop(step)]
+            del self._waiting[step]
+            flat = [_flat(*waiting[name]) for name in sorted(waiting)]  # whoever comes first, the sums are the same
             self.table.push(torch.cat([ids for ids, _ in flat]), torch.cat([rows for _, rows in flat]))
             self._pushed = step
             self._condition.notify_all()

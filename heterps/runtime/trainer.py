@@ -113,7 +113,7 @@ class Trainer:
             if self._reason != "done" or self._step == settings.steps:
                 break
         self._settle()
-        if settings.evaluation is not None and self._reason == "done" and not self._evaluation_due():
+        if settings.evaluation is not None and self._reason == "done" and not self._evaluated():
             self._evaluate()
         if self._checkpoints is not None and self._saved_step != self._step:
             self._save()
@@ -162,7 +162,11 @@ class Trainer:
         every = self._settings.eval_every
         if self._settings.evaluation is None or every is None or self._step % every:
             return False
-        return not self._evaluations or self._evaluations[-1].step != self._step
+        return not self._evaluated()
+
+    def _evaluated(self) -> bool:
+        """Whether the last evaluation is of this step."""
+        return bool(self._evaluations) and self._evaluations[-1].step == self._step
 
     def _evaluate(self) -> None:
         began = time.perf_counter()

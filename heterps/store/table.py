@@ -87,18 +87,35 @@ class SparseTable:
         """Whole seconds on the table's clock since it was made (or, after a load, since its saved past began)."""
         return int(self._clock() - self._began)
 
-    def pull(self, ids: Ids, *, out: Rows | None = None, create: bool = True, distinct: bool = False) -> Rows:
-        """Rows of the ids; see `Table.pull`. Faster with `distinct`: the caller knows that no id occurs twice."""
+    def pull(self, ids: Ids, *, out: Rows | None = None, create: bool = True) -> Rows:
+        """Rows of the ids; see `Table.pull`."""
         given = as_ids(ids)
         rows = rows_like(given, (*given.shape, self.config.dim), out)
-        self._core.pull(given, rows, create, distinct, self.seconds)
+        self._core.pull(given, rows, create, self.seconds)
         return rows if out is None else out
 
-    def push(self, ids: Ids, grads: Rows, *, distinct: bool = False) -> None:
-        """Applies gradients; see `Table.push`. Faster with `distinct`: the caller knows that no id occurs twice."""
+    def push(self, ids: Ids, grads: Rows) -> None:
+        """Applies gradients; see `Table.push`."""
         given = as_ids(ids)
-        rows = as_rows(grads, (*given.shape, self.config.dim), "gradients")
-        self._core.push(given, rows, distinct, self.seconds)
+        self._core.push(given, as_rows(grads, (*given.shape, self.config.dim), "gradients"), self.seconds)
+
+    def pull_distinct(self, ids: Ids, *, number: Ids, rows: Rows) -> int:
+        """Rows of the distinct ids only, for whoever spreads them elsewhere, such as a GPU.
+
+        Args:
+            ids: as for `pull`.
+            number: int32, as many as ids: gets the number of each id's row.
+            rows: float32 [room for all ids, dim]: gets the rows, by number.
+
+        Returns:
+            How many rows there are.
+        """
+        return self._core.pull_distinct(as_ids(ids), number, rows, self.seconds)
+
+    def push_distinct(self, ids: Ids, grads: Rows) -> None:
+        """Applies gradients [distinct ids, dim], summed and in the order of numbers that `pull_distinct` gave."""
+        given = as_ids(ids)
+        self._core.push_distinct(given, as_rows(grads, (len(grads), self.config.dim), "gradients"), self.seconds)
 
     def bag(
         self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", out: Rows | None = None, create: bool = True

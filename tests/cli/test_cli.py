@@ -14,21 +14,9 @@ import yaml
 
 from heterps.plan import Cluster, Plan, Profile
 from heterps.schedule.paper import paper_cluster, paper_profile
+from tests.cli.commands import heterps, refused
 
 GOAL = ("--min-throughput", "500000")
-
-
-def heterps(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "heterps.cli.main", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def refused(*args: str | Path, code: int = 2) -> str:
-    done = heterps(*args)
-    assert done.returncode == code, done
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    return done.stderr
 
 
 @pytest.fixture

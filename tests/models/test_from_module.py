@@ -129,7 +129,8 @@ def test_the_module_stays_as_it_was(make, columns, options, names):
     next(iter(model.children())).eval()
     attributes, modes = set(vars(model)), [module.training for module in model.modules()]
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    Chain.from_module(model, batch_of(**columns), **options)
+    chain = Chain.from_module(model, batch_of(**columns), **options)
+    assert all(layer.table is None for layer in chain.embeddings), "tables are the runtime's to bind"
     assert set(vars(model)) == attributes
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -301,11 +302,18 @@ def test_the_rows_may_be_the_scores():
 
 def test_layers_do_not_change_what_they_are_handed():
     """In training rows and activations are leaves of autograd, which forbids it."""
+
+    def forward(self, x):
+        h, g, e = self.emb(x), self.emb(x + 1), self.emb(x + 2)
+        h += 1
+        h = self.relu(h) + functional.relu(g, inplace=True) + e.mul_(2)
+        return self.fc(h).sum((1, 2))
+
     relu = nn.ReLU(inplace=True)
-    model = made(lambda self, x: self.fc(self.relu(functional.relu(self.emb(x), inplace=True))).sum((1, 2)), relu=relu)
-    chain = Chain.from_module(model, batch_of(x=ids(3)))
+    model = made(forward, relu=relu)
+    chain = Chain.from_module(model, batch_of(x=ids(3, rows=8)))
     assert relu.inplace
     assert model.relu is relu
-    rows = torch.randn(5, 3, 4, requires_grad=True)
-    chain.layers[1](rows).sum().backward()
-    assert rows.grad is not None
+    rows = [torch.randn(5, 3, 4, requires_grad=True) for _ in range(3)]
+    chain.layers[3](*rows).sum().backward()
+    assert all(one.grad is not None for one in rows)

@@ -61,13 +61,13 @@ void random_calls(int dim, int threads, bool tracks, unsigned seed) {
     if (count > 2) ids[0] = std::numeric_limits<std::int64_t>::min(), ids[1] = 0, ids[2] = -1;
     std::vector<float> rows(count * dim);
     if (rng() % 3) {
-      table.pull(ids.data(), count, rows.data(), true, false, 0);
+      table.pull(ids.data(), count, rows.data(), true, 0);
       for (std::size_t i = 0; i < count; ++i) {
         for (int j = 0; j < dim; ++j) CHECK(std::abs(row(ids[i])[j] - rows[i * dim + j]) < 1e-3);
       }
     }
     for (auto& value : rows) value = static_cast<float>(rng() % 16) / 16;
-    table.push(ids.data(), count, rows.data(), false, 0);
+    table.push(ids.data(), count, rows.data(), 0);
     for (std::size_t i = 0; i < count; ++i) {
       for (int j = 0; j < dim; ++j) row(ids[i])[j] -= rows[i * dim + j];
     }
@@ -100,7 +100,7 @@ void many_threads(int lanes) {
   std::vector<std::int64_t> ids(kRows);
   for (int i = 0; i < kRows; ++i) ids[i] = static_cast<std::int64_t>(mix(i));
   std::vector<float> zero(kRows * kDim, 0.0f), one(kRows * kDim, -1.0f), first(kRows * kDim);
-  table.pull(ids.data(), kRows, first.data(), true, false, 0);
+  table.pull(ids.data(), kRows, first.data(), true, 0);
   std::map<std::int64_t, float> began;
   for (int i = 0; i < kRows; ++i) began[ids[i]] = first[i * kDim];
   std::vector<std::thread> workers;
@@ -108,8 +108,8 @@ void many_threads(int lanes) {
     workers.emplace_back([&] {
       std::vector<float> rows(kRows * kDim);
       for (int round = 0; round < kRounds; ++round) {
-        table.push(ids.data(), kRows, one.data(), false, 0);
-        table.pull(ids.data(), kRows, rows.data(), true, false, 0);
+        table.push(ids.data(), kRows, one.data(), 0);
+        table.pull(ids.data(), kRows, rows.data(), true, 0);
       }
     });
   }
@@ -132,7 +132,7 @@ void many_threads(int lanes) {
     }
   });
   for (auto& worker : workers) worker.join();
-  table.pull(ids.data(), kRows, zero.data(), true, false, 0);
+  table.pull(ids.data(), kRows, zero.data(), true, 0);
   for (int i = 0; i < kRows * kDim; ++i) CHECK(std::lround(zero[i] - first[i]) == kWorkers * kRounds);
 }
 
@@ -144,7 +144,7 @@ void every_optimizer() {
       std::vector<float> rows(ids.size() * dim), grads(ids.size() * dim, 0.25f);
       const std::vector<std::int64_t> offsets{0, 0, 3};
       for (int step = 0; step < 3; ++step) {
-        table.push(ids.data(), ids.size(), grads.data(), false, 0);
+        table.push(ids.data(), ids.size(), grads.data(), 0);
         table.push_bag(ids.data(), ids.size(), offsets.data(), offsets.size(), true, grads.data(), 0);
         table.bag(ids.data(), ids.size(), offsets.data(), offsets.size(), step == 1, rows.data(), step == 2, 0);
       }

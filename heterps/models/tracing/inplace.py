@@ -15,22 +15,12 @@ REMEDY = (
     "or build the Chain by hand"
 )
 
-_PLAIN: dict[Any, Any] = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-    operator.ifloordiv: operator.floordiv,
-    operator.imod: operator.mod,
-    operator.ipow: operator.pow,
-    operator.imatmul: operator.matmul,
-    operator.iand: operator.and_,
-    operator.ior: operator.or_,
-}
-
 
 def settle_changes_in_place(root: fx.GraphModule) -> None:
-    """Turns them into calls that give a new tensor; an `InvalidInput` where the changed one is read again."""
+    """Turns them into calls that give a new tensor; an `InvalidInput` where the changed one is read again.
+
+    `x += y` is not among them: torch.fx traces it as x = x + y.
+    """
     order = {node: number for number, node in enumerate(root.graph.nodes)}
     for node in root.graph.nodes:
         if not _in_place(root, node):
@@ -39,9 +29,7 @@ def settle_changes_in_place(root: fx.GraphModule) -> None:
         read_again = isinstance(changed, fx.Node) and any(order[user] > order[node] for user in changed.users)
         if read_again or not node.users:
             raise InvalidInput(f"{node.format_node()} changes a tensor in place that is read again; {REMEDY}")
-        if node.target in _PLAIN:
-            node.target = _PLAIN[node.target]
-        elif node.op == "call_method" and hasattr(Tensor, str(node.target)[:-1]):
+        if node.op == "call_method" and hasattr(Tensor, str(node.target)[:-1]):
             node.target = str(node.target)[:-1]
         elif "inplace" in node.kwargs:
             node.update_kwarg("inplace", False)
@@ -64,4 +52,4 @@ def _in_place(root: fx.GraphModule, node: fx.Node) -> bool:
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     suffix = name.endswith("_") and not name.endswith("__") and node.target not in (operator.and_, operator.or_)
-    return suffix or node.target in _PLAIN or node.kwargs.get("inplace") is True
+    return suffix or node.kwargs.get("inplace") is True

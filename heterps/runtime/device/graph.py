@@ -17,10 +17,13 @@ from torch import Tensor
 from heterps.models import Bags
 from heterps.models.batch import Batch, Value, batch_size
 from heterps.runtime.device.rows import DeviceRows
-from heterps.runtime.device.staging import Buffer, Field, Staging
+from heterps.runtime.device.staging import Buffer, Field, Shuttle, Staging
 from heterps.runtime.device.table import KernelTable
 from heterps.runtime.rows import Lookup
 from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
+
+LOSSES = 4096
+"""Losses that are kept on the host until they are read; far more than steps are in flight."""
 
 
 class DeviceLoss:
@@ -36,13 +39,6 @@ class DeviceLoss:
     def __float__(self) -> float:
         self._event.synchronize()
         return float(self._value)
-
-
-class Packed:
-    """A batch in a buffer."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        self.buffer = buffer
 
 
 class GraphStage(Stage):
@@ -74,6 +70,8 @@ class GraphStage(Stage):
         self._warm = False
         self._replayed: set[int] = set()
         self._losses: dict[int, DeviceLoss] = {}
+        self._ring = torch.zeros(LOSSES, pin_memory=True).unbind()
+        self._ring_events = [torch.cuda.Event() for _ in range(LOSSES)]  # type: ignore[no-untyped-call]
         self._sent: deque[tuple[Any, Any]] = deque()
         self._captures_optimizer = _make_capturable(self.optimizer, scheduled=scheduled)
 
@@ -84,17 +82,18 @@ class GraphStage(Stage):
         with self._making:
             if self._staging is None:
                 self._make_staging(batch)
-        if self._staging is None or batch_size(batch) != self._size or not self._same_shapes(batch):
+        if self._staging is None or not self._same_shapes(batch):
             return super().prepare(batch)
         buffer = self._staging.acquire()
         for name in self._tensors:
             buffer.fields[name].copy_(batch[name])  # type: ignore[arg-type]
         for number, rows in enumerate(self._device_rows):
             _flatten(rows.ids(batch), out=buffer.fields[f"{number}:ids"])
-        return Packed(buffer)
+        self._staging.send(buffer)
+        return buffer
 
     def _make_staging(self, batch: Batch) -> None:
-        self._size = batch_size(batch)
+        self._size = batch_size(batch) if batch else 0
         self._counts: list[list[int]] = []
         """Ids of each layer, for each of the stage's tables."""
         fields: dict[str, Field] = {}
@@ -120,15 +119,15 @@ class GraphStage(Stage):
 
     def begin(self, step: Step, prepared: Any) -> None:
         """Starts a step: the ordinary way, or by handing its buffer over."""
-        self._packed: Packed | None = None
-        if not isinstance(prepared, Packed):
+        self._packed: Buffer | None = None
+        if not isinstance(prepared, Buffer):
             super().begin(step, prepared)
         elif self._warm and step.micro_batches == 1:
             self._packed = prepared
         else:
             assert self._staging is not None
             super().begin(step, super().prepare(step.whole))
-            self._staging.release(prepared.buffer)
+            self._staging.release(prepared)
 
     def forward(self, step: Step, micro_batch: int, incoming: Tensors) -> Tensors:
         """Forward and backward, and with a graph the update too."""
@@ -141,18 +140,20 @@ class GraphStage(Stage):
         if key != self._made_for:
             self._capture(incoming)
             self._made_for = key
-        self._staging.send(self._packed.buffer)
-        self._receive(incoming)
+        stream = torch.cuda.current_stream()
+        self._staging.take(self._packed, stream)
+        for name, value in incoming.items():
+            self._arrivals[name].bring(value)
         self._graph.replay()
         if not self._captures_optimizer and self.optimizer is not None:
             self.optimizer.step()
         self._replayed.add(step.number)
-        loss = torch.empty((), pin_memory=True)
+        loss, event = self._ring[step.number % LOSSES], self._ring_events[step.number % LOSSES]
         loss.copy_(self._loss, non_blocking=True)
-        grads = self._send_back(incoming)
-        event = torch.cuda.current_stream().record_event()
+        event.record(stream)
         self._losses[step.number] = DeviceLoss(loss, event)
-        return {name: None if grad is None else OnItsWay(grad, event) for name, grad in grads.items()}
+        self._keep_until(event, incoming)
+        return {name: self._arrivals[name].grad(value) for name, value in incoming.items()}
 
     def apply(self, step: Step, *, scale: float = 1.0) -> Any:
         """Updates, unless the graph did."""
@@ -231,41 +232,28 @@ class GraphStage(Stage):
             norm = torch.stack(torch._foreach_norm(grads)).norm()
             torch._foreach_mul_(grads, (self._clip_norm / (norm + 1e-6)).clamp(max=1.0))
 
-    def _receive(self, incoming: Tensors) -> None:
-        """Copies what the previous stage sent to where the graph reads it; what is copied must stay until it is."""
-        for name, value in incoming.items():
-            self._arrivals[name].copy(value)
-        self._sent.append((incoming, torch.cuda.current_stream().record_event()))
-        while self._sent[0][1].query():
+    def _keep_until(self, event: Any, incoming: Tensors) -> None:
+        """Holds what is being copied until it is."""
+        if incoming:
+            self._sent.append((event, incoming))
+        while self._sent and self._sent[0][0].query():
             self._sent.popleft()
-            if not self._sent:
-                break
-
-    def _send_back(self, incoming: Tensors) -> dict[str, Tensor | None]:
-        """The gradients of what the previous stage sent, on their way to the host."""
-        out: dict[str, Tensor | None] = {}
-        for name, value in incoming.items():
-            grad = self._arrivals[name].grad(value)
-            if grad is not None:
-                host = torch.empty(grad.shape, dtype=grad.dtype, pin_memory=True)
-                host.copy_(grad, non_blocking=True)
-                grad = host
-            out[name] = grad
-        return out
 
 
 class _Arrival:
-    """Where a graph reads a tensor of the previous stage from."""
+    """Where a graph reads a tensor of the previous stage from, and leaves its gradient."""
 
     def __init__(self, value: Any, device: torch.device) -> None:
         self._shape = value.shape
+        self._number: Tensor | None = None
         if isinstance(value, Lookup):
             ids = value.number.numel()
             self._leaf = torch.zeros(ids, value.rows.shape[1], device=device, requires_grad=True)
-            self._number: Tensor | None = torch.zeros(ids, dtype=torch.int32, device=device)
+            self._number = torch.zeros(ids, dtype=torch.int32, device=device)
+            self._numbers_in = Shuttle(self._number)
         else:
             self._leaf = torch.zeros_like(value, device=device, requires_grad=value.is_floating_point())
-            self._number = None
+        self._in, self._out = Shuttle(self._leaf), Shuttle(self._leaf)
 
     def value(self) -> Tensor:
         """The tensor, in the graph."""
@@ -274,20 +262,22 @@ class _Arrival:
         return self._leaf.index_select(0, self._number).view(self._shape)
 
     @torch.no_grad()
-    def copy(self, value: Any) -> None:
-        """Brings the next step's values."""
+    def bring(self, value: Any) -> None:
+        """Copies the next step's values to where the graph reads them."""
         if isinstance(value, Lookup):
             assert self._number is not None
-            self._leaf[: len(value.rows)].copy_(value.rows, non_blocking=True)
-            self._number.copy_(value.number, non_blocking=True)
+            self._in.bring(value.rows, self._leaf)
+            self._numbers_in.bring(value.number, self._number)
         else:
-            self._leaf.copy_(value, non_blocking=True)
+            self._in.bring(value, self._leaf)
 
-    def grad(self, value: Any) -> Tensor | None:
-        """Of what was sent: of a lookup, of its rows."""
+    @torch.no_grad()
+    def grad(self, value: Any) -> OnItsWay | None:
+        """The gradient of what was sent, on its way to the host: of a lookup, that of its rows."""
         if self._leaf.grad is None:
             return None
-        return self._leaf.grad[: len(value.rows)] if isinstance(value, Lookup) else self._leaf.grad
+        rows = len(value.rows) if isinstance(value, Lookup) else len(value)
+        return OnItsWay(*self._out.fetch(self._leaf.grad[:rows]))
 
 
 def _flatten(ids: list[Value], out: Tensor) -> None:

@@ -147,74 +147,101 @@ extern "C" __global__ void scatter(const float* grads, const int* number, int co
 #endif
 }
 
+// So many threads update a row, each so many of its floats.
+#if DIM % 4 == 0 && (DIM & (DIM - 1)) == 0 && DIM <= 128
+#define LANES (DIM / 4)
+#else
+#define LANES 1
+#endif
+#define WIDTH (DIM / LANES)
+
+// The sum over the threads of a row.
+__device__ float total(float x) {
+  for (int step = LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, step);
+  return x;
+}
+
+__device__ float squares(const float* g) {
+  float sum = 0;
+  for (int k = 0; k < WIDTH; ++k) sum += g[k] * g[k];
+  return total(sum);
+}
+
 // Updates the rows of a call's distinct ids by their summed gradients, which are zeros again afterwards.
 extern "C" __global__ void update(const int* slots, const int* tally, const float* lr_at, float* sums, float* weights,
                                   float* state, unsigned char* dirty) {
-  const int count = tally[1];
+  const u64 u = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+  const int lane = threadIdx.x % LANES, from = lane * WIDTH;
+  const bool on = u < (u64)tally[1];
+  if (!__any_sync(0xFFFFFFFF, on)) return;
+  // Threads without a row go along with the others of their warp, on slot 0, and write nothing.
+  const u64 slot = on ? slots[u] : 0;
   const float lr = *lr_at;
-  for (u64 u = (u64)blockIdx.x * blockDim.x + threadIdx.x; u < count; u += (u64)gridDim.x * blockDim.x) {
-    const u64 slot = slots[u];
-    float* w = weights + slot * DIM;
-    float* s = state + slot * STATE;
-    float* sum = sums + u * DIM;
-    float g[DIM];
-    for (int j = 0; j < DIM; ++j) {
-      g[j] = sum[j];
-      sum[j] = 0.0f;
-    }
+  float g[WIDTH], w[WIDTH];
+  for (int k = 0; k < WIDTH; ++k) {
+    g[k] = on ? sums[u * DIM + from + k] : 0.0f;
+    w[k] = weights[slot * DIM + from + k];
+  }
 #ifdef CLIP_VALUE
-    for (int j = 0; j < DIM; ++j) g[j] = fminf(fmaxf(g[j], -CLIP_VALUE), CLIP_VALUE);
+  for (int k = 0; k < WIDTH; ++k) g[k] = fminf(fmaxf(g[k], -CLIP_VALUE), CLIP_VALUE);
 #endif
 #ifdef CLIP_NORM
-    float squares = 0;
-    for (int j = 0; j < DIM; ++j) squares += g[j] * g[j];
-    const float norm = sqrtf(squares);
-    if (norm > CLIP_NORM) {
-      for (int j = 0; j < DIM; ++j) g[j] *= CLIP_NORM / norm;
-    }
+  const float norm = sqrtf(squares(g));
+  if (norm > CLIP_NORM) {
+    for (int k = 0; k < WIDTH; ++k) g[k] *= CLIP_NORM / norm;
+  }
 #endif
 #ifdef DECAY
-    for (int j = 0; j < DIM; ++j) g[j] += DECAY * w[j];
+  for (int k = 0; k < WIDTH; ++k) g[k] += DECAY * w[k];
 #endif
-#if RULE == SGD
-    for (int j = 0; j < DIM; ++j) w[j] -= lr * g[j];
-#elif RULE == MOMENTUM
-    for (int j = 0; j < DIM; ++j) {
-      s[j] = MOMENTUM_FACTOR * s[j] + g[j];
-      w[j] -= lr * s[j];
-    }
-#elif RULE == ADAGRAD
-    for (int j = 0; j < DIM; ++j) {
-      s[j] += g[j] * g[j];
-      w[j] -= lr * g[j] / (sqrtf(s[j]) + EPS);
-    }
-#elif RULE == ROWWISE_ADAGRAD
-    float mean = 0;
-    for (int j = 0; j < DIM; ++j) mean += g[j] * g[j];
-    s[0] += mean / DIM;
-    const float step = lr / (sqrtf(s[0]) + EPS);
-    for (int j = 0; j < DIM; ++j) w[j] -= step * g[j];
+#if RULE == ROWWISE_ADAGRAD
+  const float sum = state[slot] + squares(g) / DIM;
+  const float step = lr / (sqrtf(sum) + EPS);
+  for (int k = 0; k < WIDTH; ++k) w[k] -= step * g[k];
 #elif RULE == ADAM
-    s[0] += 1.0f;
-    const float first = (float)(lr / (1.0 - pow((double)BETA1, (double)s[0])));
-    const float second = (float)(1.0 / sqrt(1.0 - pow((double)BETA2, (double)s[0])));
-    float *m = s + 1, *v = s + 1 + DIM;
-    for (int j = 0; j < DIM; ++j) {
-      m[j] = BETA1 * m[j] + (1.0f - BETA1) * g[j];
-      v[j] = BETA2 * v[j] + (1.0f - BETA2) * (g[j] * g[j]);
-      w[j] -= first * m[j] / (sqrtf(v[j]) * second + EPS);
-    }
-#else
-    float *z = s, *n = s + DIM;
-    for (int j = 0; j < DIM; ++j) {
-      const float next = n[j] + g[j] * g[j], root = sqrtf(next);
-      z[j] += g[j] - (root - sqrtf(n[j])) / lr * w[j];
-      n[j] = next;
-      const float size = fabsf(z[j]) - L1;
-      w[j] = size <= 0 ? 0.0f : (z[j] > 0 ? -1.0f : 1.0f) * size / ((BETA + root) / lr + L2);
-    }
+  const float age = state[slot * STATE] + 1.0f;
+  const float first = (float)(lr / (1.0 - pow((double)BETA1, (double)age)));
+  const float second = (float)(1.0 / sqrt(1.0 - pow((double)BETA2, (double)age)));
 #endif
+  __syncwarp();   // every thread has read what one of them writes
+  if (!on) return;
+  if (lane == 0) {
     dirty[slot] = 1;
+#if RULE == ROWWISE_ADAGRAD
+    state[slot] = sum;
+#elif RULE == ADAM
+    state[slot * STATE] = age;
+#endif
+  }
+  for (int k = 0; k < WIDTH; ++k) {
+    const int j = from + k;
+#if RULE == SGD
+    w[k] -= lr * g[k];
+#elif RULE == MOMENTUM
+    float* v = state + slot * STATE + j;
+    *v = MOMENTUM_FACTOR * *v + g[k];
+    w[k] -= lr * *v;
+#elif RULE == ADAGRAD
+    float* h = state + slot * STATE + j;
+    *h += g[k] * g[k];
+    w[k] -= lr * g[k] / (sqrtf(*h) + EPS);
+#elif RULE == ADAM
+    float* m = state + slot * STATE + 1 + j;
+    float* v = m + DIM;
+    *m = BETA1 * *m + (1.0f - BETA1) * g[k];
+    *v = BETA2 * *v + (1.0f - BETA2) * (g[k] * g[k]);
+    w[k] -= first * *m / (sqrtf(*v) * second + EPS);
+#elif RULE == FTRL
+    float* z = state + slot * STATE + j;
+    float* n = z + DIM;
+    const float next = *n + g[k] * g[k], root = sqrtf(next);
+    *z += g[k] - (root - sqrtf(*n)) / lr * w[k];
+    *n = next;
+    const float size = fabsf(*z) - L1;
+    w[k] = size <= 0 ? 0.0f : (*z > 0 ? -1.0f : 1.0f) * size / ((BETA + root) / lr + L2);
+#endif
+    weights[slot * DIM + j] = w[k];
+    sums[u * DIM + j] = 0.0f;
   }
 }
 

@@ -29,6 +29,9 @@ class Kernels:
         self._kernels = {name: _compiled(source, name, torch.cuda.current_device()) for name in names}
         self.parts = config.dim // 4 if config.dim % 4 == 0 else config.dim
         """Threads that copy one row."""
+        power = config.dim & (config.dim - 1) == 0
+        self.lanes = config.dim // 4 if config.dim % 4 == 0 and power and config.dim <= 128 else 1
+        """Threads that update one row."""
 
     def __call__(self, name: str, threads: int, *args: Any) -> None:
         """Starts a kernel with at least so many threads on the current stream; tensors go by address."""

@@ -1,4 +1,4 @@
-"""The way of a step's inputs to the GPU: packed into pinned memory, copied while the step before computes."""
+"""The ways of tensors to and from the GPU, beside what it computes: pinned memory, streams of their own."""
 
 from __future__ import annotations
 
@@ -31,18 +31,22 @@ class Field:
 
 @dataclass(slots=True)
 class Buffer:
-    """A set of inputs on the host; `sent` tells when its last copy was done."""
+    """A set of inputs on the host, and the memory on the device that they are copied to."""
 
-    memory: Tensor
+    host: Tensor
+    device: Tensor
     fields: dict[str, Tensor]
-    sent: Any = None
+    arrived: Any
+    """Event: the last copy to the device is done."""
+    taken: Any
+    """Event: the device's memory was read by the last step that needed it."""
 
 
 class Staging:
-    """Buffers of the same fields: some on the host to be filled, two on the device to arrive in, one to compute from.
+    """Buffers of the same fields, filled and sent by many threads, taken by one, and the memory a step computes from.
 
-    `acquire` may be called by many threads, `send` by one. Buffers must be at least as many as steps are prepared at
-    once, or the one whose turn it is might wait for a buffer that only its own step would free.
+    There must be more buffers than steps are prepared at once, or the step whose turn it is might wait for a buffer
+    that only it would free.
     """
 
     def __init__(self, fields: Mapping[str, Field], device: torch.device, *, buffers: int) -> None:
@@ -52,19 +56,18 @@ class Staging:
         for name, field in fields.items():
             self._offsets[name] = size
             size += -(-field.bytes // ALIGNMENT) * ALIGNMENT
-        pin = device.type == "cuda"
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._free: deque[Buffer] = deque()
         self._freed = threading.Condition()
         for _ in range(buffers):
-            memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pin)
-            self._free.append(Buffer(memory, self._views(memory)))
+            host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+            there = torch.zeros(size, dtype=torch.uint8, device=device)
+            events = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._free.append(Buffer(host, there, self._views(host), *events))
         self._static = torch.zeros(size, dtype=torch.uint8, device=device)
         self.static = self._views(self._static)
         """What a step computes from."""
-        self._arriving = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._taken: list[Any] = [None, None]
-        self._turn = 0
-        self._stream = torch.cuda.Stream(device) if pin else None  # type: ignore[no-untyped-call]
 
     def _views(self, memory: Tensor) -> dict[str, Tensor]:
         return {
@@ -73,13 +76,26 @@ class Staging:
         }
 
     def acquire(self) -> Buffer:
-        """A buffer to fill, as soon as one is free and sent."""
+        """A buffer to fill, as soon as one is free and its last copy is done."""
         with self._freed:
             self._freed.wait_for(lambda: len(self._free) > 0)
             buffer = self._free.popleft()
-        if buffer.sent is not None:
-            buffer.sent.synchronize()
+        buffer.arrived.synchronize()
         return buffer
+
+    def send(self, buffer: Buffer) -> None:
+        """Starts the copy of a filled buffer to the device."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            self._stream.wait_event(buffer.taken)
+            buffer.device.copy_(buffer.host, non_blocking=True)
+            buffer.arrived.record(self._stream)
+
+    def take(self, buffer: Buffer, stream: Any) -> None:
+        """Puts a buffer where the next step computes from, and gives it back."""
+        stream.wait_event(buffer.arrived)
+        self._static.copy_(buffer.device, non_blocking=True)
+        buffer.taken.record(stream)
+        self.release(buffer)
 
     def release(self, buffer: Buffer) -> None:
         """Gives a buffer back."""
@@ -87,21 +103,42 @@ class Staging:
             self._free.append(buffer)
             self._freed.notify()
 
-    def send(self, buffer: Buffer) -> None:
-        """Copies a filled buffer to where the next step computes from, and gives it back."""
-        if self._stream is None:
-            self._static.copy_(buffer.memory)
-            self.release(buffer)
-            return
-        turn = self._turn
-        self._turn = 1 - turn
+
+class Shuttle:
+    """Two pieces of memory on the device by which tensors come or go, one while the other is used."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._memory = [torch.empty_like(like, requires_grad=False) for _ in range(2)]
+        self._done = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def bring(self, source: Tensor, target: Tensor) -> None:
+        """Copies from pinned memory to the first rows of `target`, for what the current stream does next."""
+        turn, computing = self._next()
+        there = self._memory[turn][: len(source)]
         with torch.cuda.stream(self._stream):
-            if self._taken[turn] is not None:
-                self._stream.wait_event(self._taken[turn])
-            self._arriving[turn].copy_(buffer.memory, non_blocking=True)
-            buffer.sent = self._stream.record_event()
-        self.release(buffer)
-        computing = torch.cuda.current_stream()
-        computing.wait_event(buffer.sent)
-        self._static.copy_(self._arriving[turn], non_blocking=True)
-        self._taken[turn] = computing.record_event()
+            self._stream.wait_event(self._done[turn])
+            there.copy_(source, non_blocking=True)
+            arrived = self._stream.record_event()
+        computing.wait_event(arrived)
+        target[: len(source)].copy_(there, non_blocking=True)
+        self._done[turn].record(computing)
+
+    def fetch(self, source: Tensor) -> tuple[Tensor, Any]:
+        """Copies what the current stream has written to pinned memory; gives it, and the event of its arrival."""
+        turn, computing = self._next()
+        there = self._memory[turn][: len(source)]
+        computing.wait_event(self._done[turn])
+        there.copy_(source, non_blocking=True)
+        written = computing.record_event()
+        host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(written)
+            host.copy_(there, non_blocking=True)
+            self._done[turn].record(self._stream)
+            return host, self._stream.record_event()
+
+    def _next(self) -> tuple[int, Any]:
+        self._turn = 1 - self._turn
+        return self._turn, torch.cuda.current_stream()

@@ -187,7 +187,7 @@ class KernelTable(DeviceTable):
 
     def apply(self, call: Call) -> None:
         """Updates the rows of a call by the sums of their gradients."""
-        self._run("update", call.count, call.slots, self._tally, self.lr, call.sums, self.weights, self.state,
+        self._run("update", call.count * self._run.lanes, call.slots, self._tally, self.lr, call.sums, self.weights, self.state,
                   self.dirty)  # fmt: skip
 
     def prepare(self, ids: Tensor) -> Any:
