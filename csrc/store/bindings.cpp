@@ -109,14 +109,17 @@ void bind_store(nb::module_& m) {
       .def("pull_distinct", [](Bound& self, Ids ids, IntsOut number, FloatsOut rows, std::uint32_t seconds) {
              same(number.size(), ids.size(), "numbers");
              if (rows.size() < ids.size() * self.dim) throw std::invalid_argument("no room for the rows of all ids");
-             nb::gil_scoped_release unlocked;
-             return self.table.pull_distinct(ids.data(), ids.size(), number.data(), rows.data(), seconds);
+             Table::Pulled pulled;
+             {
+               nb::gil_scoped_release unlocked;
+               pulled = self.table.pull_distinct(ids.data(), ids.size(), number.data(), rows.data(), seconds);
+             }
+             return nb::make_tuple(pulled.distinct, pulled.ticket);
            }, nb::arg("ids").noconvert(), nb::arg("number").noconvert(), nb::arg("rows").noconvert(), nb::arg("seconds"))
-      .def("push_distinct", [](Bound& self, Ids ids, Floats grads, std::uint32_t seconds) {
-             if (grads.size() > ids.size() * self.dim) throw std::invalid_argument("more gradients than ids");
+      .def("push_distinct", [](Bound& self, Ids ids, std::uint64_t ticket, Floats grads, std::uint32_t seconds) {
              nb::gil_scoped_release unlocked;
-             self.table.push_distinct(ids.data(), ids.size(), grads.data(), grads.size() / self.dim, seconds);
-           }, nb::arg("ids").noconvert(), nb::arg("grads").noconvert(), nb::arg("seconds"))
+             self.table.push_distinct(ids.data(), ids.size(), ticket, grads.data(), grads.size() / self.dim, seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("ticket"), nb::arg("grads").noconvert(), nb::arg("seconds"))
       .def("bag", [](Bound& self, Ids ids, Ids offsets, bool mean, FloatsOut out, bool create, std::uint32_t seconds) {
              same(out.size(), offsets.size() * self.dim, "rows");
              check_offsets(ids, offsets);

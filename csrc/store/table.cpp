@@ -117,41 +117,46 @@ void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t se
   batch.prepared = true;
 }
 
-// A pull mostly has ids that were prepared.
-Table::Batch& Table::resolved_for_pull(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
-  if (Batch* batch = recall(ids, count, true); batch != nullptr) {
-    batch->prepared = false;
-    return *batch;
-  }
+Table::Pulled Table::pull_distinct(const std::int64_t* ids, std::size_t count, std::int32_t* number, float* rows,
+                                   std::uint32_t seconds) {
+  const std::lock_guard lock(mutex_);
   Batch& batch = next_batch();
   resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
-  remember(ids, count, batch);
-  return batch;
-}
-
-std::size_t Table::pull_distinct(const std::int64_t* ids, std::size_t count, std::int32_t* number, float* rows,
-                                 std::uint32_t seconds) {
-  const std::lock_guard lock(mutex_);
-  Batch& batch = resolved_for_pull(ids, count, seconds);
-  const bool all = lanes_.size() == 1;
-  pool_.run([&](int l) {
-    Share& share = batch.shares[l];
-    std::size_t first = 0;
-    for (int k = 0; k < l; ++k) first += batch.shares[k].distinct;
-    lanes_[l]->copy_distinct(share.view(ids, all), rows + first * config_.dim);
-    for (std::size_t i = 0; i < share.count; ++i) {
-      number[all ? i : share.position[i]] = static_cast<std::int32_t>(first + share.number[i]);
+  const std::size_t lanes = lanes_.size();
+  std::vector<std::size_t> first(lanes + 1);   // number of each lane's first distinct id
+  for (std::size_t l = 0; l < lanes; ++l) first[l + 1] = first[l] + batch.shares[l].distinct;
+  pool_.run([&](int t) {
+    Share& own = batch.shares[t];
+    lanes_[t]->copy_distinct(own.view(ids, lanes == 1), rows + first[t] * config_.dim);
+    if (lanes == 1) {
+      std::copy_n(own.number.data(), count, number);
+      return;
+    }
+    // Numbers are written by stretches of the call, not by lanes, so that no two threads write to one cache line.
+    for (std::size_t l = 0; l < lanes; ++l) {
+      const std::uint32_t* local = batch.shares[l].number.data();
+      for (int earlier = 0; earlier < t; ++earlier) local += counts_[earlier][l];
+      for (std::size_t k = 0; k < counts_[t][l]; ++k) {
+        number[spread_[t][l][k]] = static_cast<std::int32_t>(first[l] + local[k]);
+      }
     }
   });
-  std::size_t total = 0;
-  for (const Share& share : batch.shares) total += share.distinct;
-  return total;
+  batch.ids.clear();
+  batch.number = ++batches_;
+  batch.valid = !config_.tracks;   // there a push is a sight of its own
+  batch.prepared = false;
+  return {first[lanes], batch.number};
 }
 
-void Table::push_distinct(const std::int64_t* ids, std::size_t count, const float* grads, std::size_t distinct,
-                          std::uint32_t seconds) {
+void Table::push_distinct(const std::int64_t* ids, std::size_t count, std::uint64_t ticket, const float* grads,
+                          std::size_t distinct, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
-  Batch& batch = resolved_for_push(ids, count, seconds);
+  const auto found = std::find_if(recent_.begin(), recent_.end(), [&](const Batch& batch) {
+    return batch.valid && batch.number == ticket && is_current(batch);
+  });
+  Batch& batch = found != recent_.end() ? *found : scratch_;
+  if (found == recent_.end()) resolve(ids, count, batch, nullptr, Lane::Access::push, seconds);
+  batch.valid = false;
   std::size_t total = 0;
   for (const Share& share : batch.shares) total += share.distinct;
   if (total != distinct) throw std::invalid_argument("not as many gradients as distinct ids");
@@ -202,11 +207,16 @@ Table::Batch* Table::recall(const std::int64_t* ids, std::size_t count, bool pre
   for (Batch& batch : recent_) {
     if (!batch.valid || batch.prepared != prepared || batch.ids.size() != count) continue;
     if (found != nullptr && found->number < batch.number) continue;
-    bool current = true;
-    for (std::size_t l = 0; l < lanes_.size(); ++l) current &= batch.shares[l].generation == lanes_[l]->generation();
-    if (current && std::memcmp(batch.ids.data(), ids, count * sizeof *ids) == 0) found = &batch;
+    if (is_current(batch) && std::memcmp(batch.ids.data(), ids, count * sizeof *ids) == 0) found = &batch;
   }
   return found;
+}
+
+bool Table::is_current(const Batch& batch) const {
+  for (std::size_t l = 0; l < lanes_.size(); ++l) {
+    if (batch.shares[l].generation != lanes_[l]->generation()) return false;
+  }
+  return true;
 }
 
 // A push mostly has the ids of a recent pull, whose rows are then known.

@@ -32,11 +32,15 @@ class Table {
   // Adds up the gradients of equal ids and updates each row once.
   void push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds);
   // The same for an exchange of distinct rows only: `number` gets each id's number, `rows` (room for `count`) the row of
-  // each number. Returns how many there are. The push takes a gradient for each number, of the same ids.
-  std::size_t pull_distinct(const std::int64_t* ids, std::size_t count, std::int32_t* number, float* rows,
-                            std::uint32_t seconds);
-  void push_distinct(const std::int64_t* ids, std::size_t count, const float* grads, std::size_t distinct,
-                     std::uint32_t seconds);
+  // each number. The push takes a gradient for each number, of the same ids, and the pull's ticket.
+  struct Pulled {
+    std::size_t distinct;
+    std::uint64_t ticket;
+  };
+  Pulled pull_distinct(const std::int64_t* ids, std::size_t count, std::int32_t* number, float* rows,
+                       std::uint32_t seconds);
+  void push_distinct(const std::int64_t* ids, std::size_t count, std::uint64_t ticket, const float* grads,
+                     std::size_t distinct, std::uint32_t seconds);
   // The same for bags: bag b holds the ids from offsets[b] up to offsets[b + 1], the last one up to the end.
   void bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags, bool mean,
            float* out, bool create, std::uint32_t seconds);
@@ -79,7 +83,7 @@ class Table {
     Distinct view(const std::int64_t* ids, bool all);
   };
   struct Batch {
-    std::vector<std::int64_t> ids;
+    std::vector<std::int64_t> ids;   // none if it is known by its number alone
     std::vector<Share> shares;
     std::uint64_t number = 0;      // grows with each batch
     bool valid = false;            // remembered, and not pushed yet
@@ -99,7 +103,7 @@ class Table {
                                    std::vector<float>& firsts);
   Batch& next_batch();
   Batch* recall(const std::int64_t* ids, std::size_t count, bool prepared);
-  Batch& resolved_for_pull(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
+  bool is_current(const Batch& batch) const;
   void copy_rows(const std::int64_t* ids, Batch& batch, float* out);
   void remember(const std::int64_t* ids, std::size_t count, Batch& batch);
 

@@ -11,7 +11,7 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
-from heterps.errors import HeterPSError
+from heterps.errors import HeterPSError, InvalidInput
 from heterps.models.batch import Batch, batch_size
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.stage import Stage, Step
@@ -80,6 +80,8 @@ class Pipeline:
     def submit(self, batch: Batch, micro_batches: int) -> int:
         """Feeds a batch as the next step, as soon as there is room; gives the step's number."""
         number, size = self._submitted, batch_size(batch)
+        if size == 0:
+            raise InvalidInput("a batch has at least one sample, and this one has none")
         parts = max(1, min(micro_batches, size))
         bounds = [size * part // parts for part in range(parts + 1)]
         self._wait(lambda: number - min(self._applied) < self._in_flight)

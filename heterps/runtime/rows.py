@@ -167,12 +167,12 @@ class DistinctRows:
         number, rows = self._memory(len(ids))
         table = self._shared.table
         if isinstance(table, SparseTable):
-            distinct = table.pull_distinct(ids, number=number, rows=rows)
+            distinct, ticket = table.pull_distinct(ids, number=number, rows=rows)
         else:
-            unique = torch.empty(len(ids), dtype=torch.int64)
+            ticket, unique = 0, torch.empty(len(ids), dtype=torch.int64)
             distinct = _native.distinct_into(ids, unique, number)
             table.pull(unique[:distinct], out=rows[:distinct])
-        self._pulled[step].append(_Pulled(ids, number, rows))
+        self._pulled[step].append(_Pulled(ids, number, rows, ticket))
         return Lookup(rows[:distinct], number, (stop - start, len(ids) // max(1, stop - start), layer.dim))
 
     def _memory(self, ids: int) -> tuple[Tensor, Tensor]:
@@ -197,7 +197,7 @@ class DistinctRows:
         """See `Rows.push`."""
         parts = self._pulled.pop(step)
         if len(parts) == 1 and isinstance(self._shared.table, SparseTable) and self._shared.users == 1:
-            self._shared.table.push_distinct(parts[0].ids, parts[0].grads)
+            self._shared.table.push_distinct(parts[0].ids, parts[0].grads, ticket=parts[0].ticket)
         else:
             ids = torch.cat([part.ids for part in parts])
             self._shared.push(step, self._layer.name, ids, torch.cat([part.spread() for part in parts]), None)
@@ -218,6 +218,7 @@ class _Pulled:
     ids: Tensor
     number: Tensor
     rows: Tensor
+    ticket: int
     grads: Tensor | None = None
 
     def spread(self) -> Tensor:

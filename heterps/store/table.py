@@ -99,7 +99,7 @@ class SparseTable:
         given = as_ids(ids)
         self._core.push(given, as_rows(grads, (*given.shape, self.config.dim), "gradients"), self.seconds)
 
-    def pull_distinct(self, ids: Ids, *, number: Ids, rows: Rows) -> int:
+    def pull_distinct(self, ids: Ids, *, number: Ids, rows: Rows) -> tuple[int, int]:
         """Rows of the distinct ids only, for whoever spreads them elsewhere, such as a GPU.
 
         Args:
@@ -108,14 +108,14 @@ class SparseTable:
             rows: float32 [room for all ids, dim]: gets the rows, by number.
 
         Returns:
-            How many rows there are.
+            How many rows there are, and a ticket for the push.
         """
         return self._core.pull_distinct(as_ids(ids), number, rows, self.seconds)
 
-    def push_distinct(self, ids: Ids, grads: Rows) -> None:
+    def push_distinct(self, ids: Ids, grads: Rows, *, ticket: int) -> None:
         """Applies gradients [distinct ids, dim], summed and in the order of numbers that `pull_distinct` gave."""
-        given = as_ids(ids)
-        self._core.push_distinct(given, as_rows(grads, (len(grads), self.config.dim), "gradients"), self.seconds)
+        rows = as_rows(grads, (len(grads), self.config.dim), "gradients")
+        self._core.push_distinct(as_ids(ids), ticket, rows, self.seconds)
 
     def bag(
         self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", out: Rows | None = None, create: bool = True

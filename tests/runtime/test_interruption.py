@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ def assert_same(result: Path, unbroken: dict[str, Any]) -> None:
         assert torch.equal(found["weights"][name], weight), name
 
 
-@pytest.mark.parametrize("kill_at", [1, 3, *random.Random(0).sample(range(5, 330), 22)])
+@pytest.mark.parametrize("kill_at", [1, 3, *random.Random(0).sample(range(5, 170), 16)])
 def test_a_run_killed_between_any_two_of_its_file_operations(kill_at: int, tmp_path: Path, unbroken: dict[str, Any]):
     """While it writes, renames or removes checkpoints."""
     killed = ended(start(tmp_path / "checkpoints", tmp_path / "result", STEPS, kill_at=kill_at))
@@ -148,7 +147,5 @@ def test_a_run_in_another_thread_leaves_signals_alone():
 
 
 def test_no_evaluation_after_an_interrupt():
-    began = time.monotonic()
     result = train(small(), Interrupting(2), optimizer=sgd, evaluation=random_batches(2))
     assert result.evaluations == []
-    assert time.monotonic() - began < LIMIT_S

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from heterps.models import Bags
 from heterps.models.batch import Batch, Value, batch_size
+from heterps.runtime.device.adam import FastAdam
 from heterps.runtime.device.rows import DeviceRows
 from heterps.runtime.device.staging import Buffer, Field, Shuttle, Staging
+from heterps.runtime.device.streams import streams_of
 from heterps.runtime.device.table import KernelTable
 from heterps.runtime.rows import Lookup
 from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
@@ -74,6 +76,7 @@ class GraphStage(Stage):
         self._ring_events = [torch.cuda.Event() for _ in range(LOSSES)]  # type: ignore[no-untyped-call]
         self._sent: deque[tuple[Any, Any]] = deque()
         self._captures_optimizer = _make_capturable(self.optimizer, scheduled=scheduled)
+        self._fast_adam: FastAdam | None = None
 
     # Ahead, in other threads.
 
@@ -184,14 +187,18 @@ class GraphStage(Stage):
     def _capture(self, incoming: Tensors) -> None:
         """Records a step. Nothing is computed here."""
         self._graph = None
+        self._fast_adam = FastAdam(self.optimizer) if self.optimizer and FastAdam.fits(self.optimizer) else None
         self._arrivals = {name: _Arrival(value, self.spec.device) for name, value in incoming.items()}
         self._calls = [table.call(sum(n)) for table, n in zip(self._kernel_tables, self._counts, strict=True)]
         graph = torch.cuda.CUDAGraph()
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize(self.spec.device)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        stream = streams_of(self.spec.device).record
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._record()
+        if self._fast_adam is not None:
+            self._fast_adam.connect()
         self._graph = graph
 
     def _record(self) -> None:
@@ -215,7 +222,9 @@ class GraphStage(Stage):
         loss.backward()
         self._loss = loss.detach().float()
         self._clip()
-        if self._captures_optimizer and self.optimizer is not None:
+        if self._fast_adam is not None:
+            self._fast_adam.record()
+        elif self._captures_optimizer and self.optimizer is not None:
             self.optimizer.step()
         with torch.no_grad():
             for table, call, own in zip(self._kernel_tables, self._calls, leaves, strict=True):

@@ -26,7 +26,7 @@ class Kernels:
     def __init__(self, config: TableConfig, init_key: int) -> None:
         source = _macros(config, init_key) + files(__package__).joinpath("kernels.cu").read_text()
         names = ("begin", "find", "claim", "gather", "scatter", "update", "rehash")
-        self._kernels = {name: _compiled(source, name, torch.cuda.current_device()) for name in names}
+        self._kernels = {name: compiled(source, name, torch.cuda.current_device()) for name in names}
         self.parts = config.dim // 4 if config.dim % 4 == 0 else config.dim
         """Threads that copy one row."""
         power = config.dim & (config.dim - 1) == 0
@@ -40,7 +40,8 @@ class Kernels:
 
 
 @cache
-def _compiled(source: str, name: str, device: int) -> Any:
+def compiled(source: str, name: str, device: int) -> Any:
+    """A kernel of a source, compiled once for the current device."""
     return torch.cuda._compile_kernel(source, name)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heterps.runtime.device.streams import streams_of
+
 ALIGNMENT = 256
 """Bytes: of every field in a buffer."""
 
@@ -57,7 +59,7 @@ class Staging:
             self._offsets[name] = size
             size += -(-field.bytes // ALIGNMENT) * ALIGNMENT
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = streams_of(device).bring
         self._free: deque[Buffer] = deque()
         self._freed = threading.Condition()
         for _ in range(buffers):
@@ -110,17 +112,18 @@ class Shuttle:
     def __init__(self, like: Tensor) -> None:
         self._memory = [torch.empty_like(like, requires_grad=False) for _ in range(2)]
         self._done = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
-        self._stream = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
+        self._streams = streams_of(like.device)
         self._turn = 0
 
     def bring(self, source: Tensor, target: Tensor) -> None:
         """Copies from pinned memory to the first rows of `target`, for what the current stream does next."""
         turn, computing = self._next()
         there = self._memory[turn][: len(source)]
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._done[turn])
+        stream = self._streams.bring
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._done[turn])
             there.copy_(source, non_blocking=True)
-            arrived = self._stream.record_event()
+            arrived = stream.record_event()
         computing.wait_event(arrived)
         target[: len(source)].copy_(there, non_blocking=True)
         self._done[turn].record(computing)
@@ -133,11 +136,12 @@ class Shuttle:
         there.copy_(source, non_blocking=True)
         written = computing.record_event()
         host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(written)
+        stream = self._streams.fetch
+        with torch.cuda.stream(stream):
+            stream.wait_event(written)
             host.copy_(there, non_blocking=True)
-            self._done[turn].record(self._stream)
-            return host, self._stream.record_event()
+            self._done[turn].record(stream)
+            return host, stream.record_event()
 
     def _next(self) -> tuple[int, Any]:
         self._turn = 1 - self._turn

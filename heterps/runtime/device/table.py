@@ -187,8 +187,8 @@ class KernelTable(DeviceTable):
 
     def apply(self, call: Call) -> None:
         """Updates the rows of a call by the sums of their gradients."""
-        self._run("update", call.count * self._run.lanes, call.slots, self._tally, self.lr, call.sums, self.weights, self.state,
-                  self.dirty)  # fmt: skip
+        threads = call.count * self._run.lanes
+        self._run("update", threads, call.slots, self._tally, self.lr, call.sums, self.weights, self.state, self.dirty)
 
     def prepare(self, ids: Tensor) -> Any:
         """Nothing can be done ahead."""
