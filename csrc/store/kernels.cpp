@@ -202,6 +202,20 @@ void copy(const Distinct& call, const RowView& rows, int width, float* out) {
   }
 }
 
+// Copies a row to memory that is not read soon: past the caches, where rows and addresses are whole cache lines.
+template <int kDim>
+HETERPS_INLINE void copy_past_caches(float* out, const float* row, std::size_t dim) {
+#if defined(__AVX512F__)
+  if constexpr (kDim > 0 && kDim % 16 == 0) {
+    if (reinterpret_cast<std::uintptr_t>(out) % kLine == 0) {
+      for (int j = 0; j < kDim; j += 16) _mm512_stream_ps(out + j, _mm512_loadu_ps(row + j));
+      return;
+    }
+  }
+#endif
+  memcpy(out, row, sizeof(float) * dim);
+}
+
 template <int kDim>
 void copy_distinct(const Distinct& call, const RowView& rows, int width, float* out) {
   const std::size_t dim = kDim > 0 ? kDim : width;
@@ -210,11 +224,14 @@ void copy_distinct(const Distinct& call, const RowView& rows, int width, float* 
       prefetch(rows.weights(call.slot[u + kAhead]), sizeof(float) * dim);
     }
     if (call.slot[u] != kNoSlot) [[likely]] {
-      memcpy(out + u * dim, rows.weights(call.slot[u]), sizeof(float) * dim);
+      copy_past_caches<kDim>(out + u * dim, rows.weights(call.slot[u]), dim);
     } else {
       memset(out + u * dim, 0, sizeof(float) * dim);
     }
   }
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 // Sums of the ids that occur again, in the order of their occurrence.

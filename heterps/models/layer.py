@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from heterps.errors import InvalidInput
 from heterps.models.batch import Bags, Value
@@ -52,7 +53,25 @@ class Layer(nn.Module):
 
     def forward(self, *values: Any) -> Any:
         """What the module gives for the tensors it reads."""
-        return self.module(joined(values)) if self.join else self.module(*values)
+        if not self.join:
+            return self.module(*values)
+        linear, rest = self._linear_and_rest
+        if linear is None or len(values) == 1:
+            return self.module(joined(values))
+        result = joined_linear(linear, values)
+        for module in rest:
+            result = module(result)
+        return result
+
+    @property
+    def _linear_and_rest(self) -> tuple[nn.Linear | None, list[nn.Module]]:
+        """The `Linear` that a joining layer starts with, and what follows it; None if it must be called as it is."""
+        first: Any = self.module
+        rest: list[nn.Module] = []
+        while type(first) is nn.Sequential and len(first) and not _has_hooks(first):
+            rest = [*list(first)[1:], *rest]
+            first = first[0]
+        return (first, rest) if type(first) is nn.Linear and not _has_hooks(first) else (None, [])
 
     def written(self, result: Any) -> dict[str, Any]:
         """What the module gave, by name; an `InvalidInput` if the numbers do not match."""
@@ -187,6 +206,27 @@ def starts_with_linear(module: object) -> bool:
     while isinstance(module, nn.Sequential) and len(module):
         module = module[0]
     return isinstance(module, nn.Linear)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def joined_linear(linear: nn.Linear, values: Sequence[Tensor]) -> Tensor:
+    """A linear layer of tensors side by side, without putting them there: the sum of its parts."""
+    first = 0
+    result: Tensor | None = linear.bias
+    for value in values:
+        flat = value.reshape(len(value), -1)
+        part = linear.weight[:, first : first + flat.shape[1]]
+        first += flat.shape[1]
+        if result is None or result.ndim == 1:
+            result = functional.linear(flat, part, result)
+        else:
+            result = torch.addmm(result, flat, part.t())
+    if first != linear.in_features or result is None:
+        raise InvalidInput(f"the tensors read have {first} features together, the layer takes {linear.in_features}")
+    return result
 
 
 def joined(values: Sequence[Tensor]) -> Tensor:

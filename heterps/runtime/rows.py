@@ -135,7 +135,7 @@ class Lookup:
     number: Tensor
     """int32, [samples · slots]."""
     shape: tuple[int, ...]
-    """Of the tensor they stand for: [samples, slots, dim]."""
+    """Of the tensor they stand for: [samples, slots, dim], or as the ids."""
 
 
 class DistinctRows:
@@ -173,14 +173,14 @@ class DistinctRows:
             distinct = _native.distinct_into(ids, unique, number)
             table.pull(unique[:distinct], out=rows[:distinct])
         self._pulled[step].append(_Pulled(ids, number, rows, ticket))
-        return Lookup(rows[:distinct], number, (stop - start, len(ids) // max(1, stop - start), layer.dim))
+        own = self._ids.shape[1:] if layer.keep_shape else (len(ids) // max(1, stop - start),)
+        return Lookup(rows[:distinct], number, (stop - start, *own, layer.dim))
 
     def _memory(self, ids: int) -> tuple[Tensor, Tensor]:
         """Room for the numbers and rows of so many ids, used again when their gradients are back."""
-        for number, rows in self._free:
+        for place, (number, _) in enumerate(self._free):
             if len(number) == ids:
-                self._free.remove((number, rows))
-                return number, rows
+                return self._free.pop(place)
         self._free.clear()
         number = torch.empty(ids, dtype=torch.int32, pin_memory=self._pin)
         return number, torch.empty(ids, self._layer.dim, pin_memory=self._pin)

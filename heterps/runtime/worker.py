@@ -12,7 +12,7 @@ import torch
 
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.schedules import Schedule
-from heterps.runtime.stage import Stage, Step, Tensors
+from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
 from heterps.telemetry import Recorder
 
 
@@ -35,11 +35,15 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """Gradients of a micro-batch, from the next stage."""
+    """Gradients of a micro-batch, from the next stage; some may still be on their way from a GPU."""
 
     step: int
     micro_batch: int
     tensors: Tensors
+
+    def ready(self) -> bool:
+        """True when no gradient has to be waited for."""
+        return all(not isinstance(grad, OnItsWay) or grad.event.query() for grad in self.tensors.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class Worker(threading.Thread):
 
     def _work(self) -> bool:
         """Does one thing, or waits for a message. False to stop."""
-        if self._backwards:
+        if self._backwards and (self._backwards[0].ready() or not self._may_go_forward()):
             self._backward(self._backwards.popleft())
             return True
         if self._may_go_forward():

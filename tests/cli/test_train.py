@@ -132,10 +132,11 @@ def test_another_job_does_not_go_on_with_a_run(finished: Path) -> None:
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_a_killed_run_ends_as_an_unbroken_one(tmp_path: Path, attempt: int) -> None:
     write_job(tmp_path / "job.yaml", **LONG)
-    checkpoints = tmp_path / "runs" / "broken" / "checkpoints"
-    moment = random.Random(attempt).uniform(0, 0.4)
+    latest = tmp_path / "runs" / "broken" / "checkpoints" / "latest"
+    chance = random.Random(attempt)
+    step, moment = chance.randrange(300), chance.uniform(0, 0.02)
     with start(tmp_path, "--name", "broken") as process:
-        until(lambda: (checkpoints / "latest").exists(), process)
+        until(lambda: latest.exists() and int(latest.read_text().removeprefix("step-")) >= step, process)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(timeout=moment)
         process.send_signal(signal.SIGKILL)
@@ -146,9 +147,9 @@ def test_a_killed_run_ends_as_an_unbroken_one(tmp_path: Path, attempt: int) -> N
 
 def test_an_interrupted_run_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     write_job(tmp_path / "job.yaml", **LONG)
-    telemetry = tmp_path / "runs" / "broken" / "checkpoints" / "latest"
+    latest = tmp_path / "runs" / "broken" / "checkpoints" / "latest"
     with start(tmp_path, "--name", "broken", "--set", "checkpoint.keep=1") as process:
-        until(telemetry.exists, process)
+        until(latest.exists, process)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -157,7 +158,7 @@ def test_an_interrupted_run_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "runs" / "broken" / "result.json").read_text())
     assert result["stopped"] == "interrupted"
     assert f"at step {result['steps']};" in line
-    assert telemetry.read_text() == f"step-{result['steps']:09d}"
+    assert latest.read_text() == f"step-{result['steps']:09d}"
     assert_ends_as_unbroken(tmp_path)
 
 

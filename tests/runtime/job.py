@@ -53,7 +53,9 @@ def _die_at(path: str, number: int) -> None:
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         nonlocal count
-        if event in EVENTS and any(isinstance(arg, str | os.PathLike) and os.fspath(arg).startswith(path) for arg in args):
+        if event in EVENTS and any(
+            isinstance(arg, str | os.PathLike) and os.fspath(arg).startswith(path) for arg in args
+        ):
             count += 1
             if count == number:
                 os.kill(os.getpid(), signal.SIGKILL)

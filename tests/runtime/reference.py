@@ -55,9 +55,7 @@ def batches(name: str) -> list[Batch]:
     """50 batches, most of 32 samples; some are uneven, and the last one is short."""
     sizes = [32] * STEPS
     sizes[7], sizes[20], sizes[33], sizes[-1] = 29, 2, 31, 11
-    return [
-        zoo.example(name, size, rows=ROWS, seed=number, **_shape(name)) for number, size in enumerate(sizes)
-    ]
+    return [zoo.example(name, size, rows=ROWS, seed=number, **_shape(name)) for number, size in enumerate(sizes)]
 
 
 def _shape(name: str) -> dict[str, Any]:
@@ -96,4 +94,6 @@ def assert_same(name: str, chain: Chain, losses: list[float]) -> None:
     expected = reference(name)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected.losses), rtol=1e-4, atol=1e-6)
     for weight, ours, theirs in zoo.weight_pairs(chain, expected.twin):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=lambda text, weight=weight: f"{weight}: {text}")
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-4, atol=1e-5, msg=lambda text, weight=weight: f"{weight}: {text}"
+        )

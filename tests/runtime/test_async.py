@@ -97,7 +97,9 @@ def test_weights_may_change_between_forward_and_backward(optimizer: str):
 
     @seeded
     def make() -> Chain:
-        layers = [Layer(f"h{n}", nn.Linear(2, 2), reads=f"h{n - 1}" if n else "dense", writes=f"h{n}") for n in range(4)]
+        layers = [
+            Layer(f"h{n}", nn.Linear(2, 2), reads=f"h{n - 1}" if n else "dense", writes=f"h{n}") for n in range(4)
+        ]
         out = Layer("logit", nn.Linear(2, 1), reads="h3", writes="logit")
         return Chain(*layers, out, Layer("loss", BCEWithLogits(), reads=["logit", "label"], writes="loss"))
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a resumed run is the unbroken one, to the bit; broken ones are refused by name; full disks break none."""
+"""Checkpoints: a resumed run is the unbroken one, to the bit; broken files are named; full disks break none."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def test_a_resumed_run_is_the_unbroken_one(first: int, delta: bool, tmp_path: Pa
     assert_same_bits(chain, unbroken)
 
 
-@pytest.mark.parametrize("name", ["one_table_at_both_ends", "bags", "embeddings_everywhere", "only_rows_learn", "no_rows"])
+@pytest.mark.parametrize(
+    "name", ["one_table_at_both_ends", "bags", "embeddings_everywhere", "only_rows_learn", "no_rows"]
+)
 def test_chains_of_other_shapes(name: str, tmp_path: Path):
     cuts = (1, 2) if name in ("only_rows_learn", "no_rows") else (1, 3)
     unbroken, whole = run(None, 24, make=CASES[name], cuts=cuts)
@@ -341,7 +343,7 @@ def test_a_full_disk(tmp_path: Path):
         run(disk, 8, delta=False)
         for room in (0, 4096, 8192, 16384):
             (disk / "ballast").write_bytes(b"\0" * (shutil.disk_usage(disk).free - room))
-            with pytest.raises(CheckpointFailed, match="No space left on device.*earlier ones are intact"):
+            with pytest.raises(CheckpointFailed, match=r"No space left on device.*earlier ones are intact"):
                 run(disk, 24, delta=False)
             (disk / "ballast").unlink()
             assert (disk / "latest").read_text() == "step-000000008"

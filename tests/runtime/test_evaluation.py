@@ -22,7 +22,9 @@ HELD_OUT = random_batches(7, seed=99)
 def by_hand(chain: Chain, batches: list[Batch]) -> tuple[float, float]:
     """Loss and AUC over all samples at once."""
     whole: Batch = {
-        name: Bags.join([b[name] for b in batches]) if isinstance(value, Bags) else torch.cat([b[name] for b in batches])
+        name: Bags.join([b[name] for b in batches])
+        if isinstance(value, Bags)
+        else torch.cat([b[name] for b in batches])
         for name, value in batches[0].items()
     }
     scores, labels = chain.predict(whole).detach(), whole["label"]
@@ -59,7 +61,9 @@ def test_an_evaluation_sees_the_weights_of_its_step():
         first = train(small(), BATCHES, make_plan(5, (1, 2)), eval_every=5, **settings)
         assert [found["step"] for found in first.evaluations] == [5, 10, 12]
     short = train(small(), BATCHES[:5], make_plan(5, (1, 2)), optimizer=sgd, evaluation=HELD_OUT, micro_batches=2)
-    long = train(small(), BATCHES, make_plan(5, (1, 2)), optimizer=sgd, evaluation=HELD_OUT, micro_batches=2, eval_every=5)
+    long = train(
+        small(), BATCHES, make_plan(5, (1, 2)), optimizer=sgd, evaluation=HELD_OUT, micro_batches=2, eval_every=5
+    )
     assert short.eval_loss == long.evaluations[0]["loss"]
 
 
@@ -112,6 +116,7 @@ class Plateau:
 
 def test_early_stop_after_evaluations_without_gain():
     """With a learning rate of 0 nothing gets better after the first evaluation."""
+
     def still(parameters):
         return torch.optim.SGD(parameters, lr=0.0)
 
@@ -126,7 +131,14 @@ def test_early_stop_after_evaluations_without_gain():
 def test_no_early_stop_while_it_gets_better():
     source = Synthetic(rows=4_000, ids=500, slots=3, dense=2, in_memory=True)
     training, held_out = source.split(0.3)
-    settings = {"optimizer": "adam", "lr": 1e-3, "batch_size": 128, "evaluation": held_out, "eval_every": 5, "steps": 40}
+    settings = {
+        "optimizer": "adam",
+        "lr": 1e-3,
+        "batch_size": 128,
+        "evaluation": held_out,
+        "eval_every": 5,
+        "steps": 40,
+    }
     result = train(small(), training, early_stop=EarlyStop(patience=3), **settings)
     assert result.stopped == "done"
     result = train(small(), training, early_stop=EarlyStop(patience=3, min_gain=0.5), **settings)

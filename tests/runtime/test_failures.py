@@ -156,6 +156,7 @@ def test_an_optimizer_that_raises(stage: int):
 @pytest.mark.parametrize("cuts", [(), (1, 3)], ids=str)
 def test_a_loss_that_is_no_number(cuts: tuple[int, ...], tmp_path: Path):
     """Ends the run; the checkpoint before it is whole and finite."""
+
     def run(where: str, steps: int) -> Any:
         chain = failing(2, where, at=13)  # micro-batch 13 of 2 a step: step 6
         settings = {"micro_batches": 2, "optimizer": sgd, "steps": steps}
@@ -204,7 +205,9 @@ def test_a_source_that_ends_early():
     assert "step 8 of 9" in str(error)
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip_norm": 0.1}, {"mode": "async", "staleness": 3, "clip_norm": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip_norm": 0.1}, {"mode": "async", "staleness": 3, "clip_norm": 0.1}], ids=str
+)
 @pytest.mark.parametrize("name", ["small", "one_table_at_both_ends"])
 def test_data_that_raises(name: str, settings: dict[str, Any]):
     """Its own error comes out, whatever the stages were waiting for."""

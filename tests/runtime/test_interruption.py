@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 9
 LIMIT_S = 60.0
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["tests.runtime.job"])
+processes.set_forkserver_preload(["tests.runtime.job", "torch._dynamo"])  # which optimizers import at their first step
 
 
 def start(*args: Any, **options: Any) -> Any:
@@ -89,7 +89,15 @@ def test_a_run_killed_again_and_again(seed: int, tmp_path: Path, unbroken: dict[
 def test_an_interrupted_run_saves_and_ends(kind: signal.Signals, tmp_path: Path):
     """As a user has it: a process, its own main thread, Ctrl-C."""
     checkpoints, result = tmp_path / "checkpoints", tmp_path / "result"
-    command = [sys.executable, "-m", "tests.runtime.job", checkpoints, result, "100000000", '{"every_steps": 1000000000}']
+    command = [
+        sys.executable,
+        "-m",
+        "tests.runtime.job",
+        checkpoints,
+        result,
+        "100000000",
+        '{"every_steps": 1000000000}',
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -147,6 +147,23 @@ def embeddings_everywhere() -> Chain:
 
 
 @case
+def rows_in_the_shape_of_their_ids() -> Chain:
+    """[B] ids give [B, dim], not [B, 1, dim]; as in a module with `nn.Embedding`. Bags of one slot too."""
+
+    def product(users: Tensor, h: Tensor, words: Tensor) -> Tensor:
+        assert users.shape == h.shape == words.shape
+        return (users * h + words).sum(1)
+
+    return Chain(
+        embedding("users", reads="user", keep_shape=True),
+        embedding("words_", reads="words", pooling="sum", keep_shape=True),
+        fc("h", "dense", DENSE, DIM),
+        Layer("logit", product, reads=["users", "h", "words_"], writes="logit"),
+        loss(),
+    )
+
+
+@case
 def frozen_weights() -> Chain:
     chain = Chain(
         embedding("rows"),
@@ -305,7 +322,7 @@ def test_layers_of_one_stage_may_share_a_weight(clip_norm: float | None):
 
 def test_layers_of_two_stages_may_not_share_a_weight():
     chain = tied()
-    with pytest.raises(InvalidInput, match="'h' and 'g' share a parameter.*same type"):
+    with pytest.raises(InvalidInput, match=r"'h' and 'g' share a parameter.*same type"):
         train(chain, BATCHES, make_plan(chain, (2,)))
 
 

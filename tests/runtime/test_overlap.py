@@ -56,9 +56,7 @@ def spans_of(stages: int, **settings: Any) -> list[Span]:
 def overlap_s(spans: list[Span], one: int, other: int) -> float:
     """Seconds in which both stages work."""
     ours, theirs = ([span for span in spans if span.stage == stage] for stage in (one, other))
-    return sum(
-        max(0.0, min(a.t + a.duration_s, b.t + b.duration_s) - max(a.t, b.t)) for a in ours for b in theirs
-    )
+    return sum(max(0.0, min(a.t + a.duration_s, b.t + b.duration_s) - max(a.t, b.t)) for a in ours for b in theirs)
 
 
 def worked_s(spans: list[Span], stage: int) -> float:

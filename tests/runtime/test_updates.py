@@ -103,9 +103,9 @@ def test_schedules_of_job_files():
     rising = make_schedule({"warmup_steps": 5})
     assert rising is not None
     assert rising(0) == 0.2
-    with pytest.raises(InvalidInput, match="not 'cosin'. Did you mean 'cosine'"):
+    with pytest.raises(InvalidInput, match=r"not 'cosin'. Did you mean 'cosine'"):
         make_schedule("cosin")
-    with pytest.raises(InvalidInput, match="schedule 'cosine': .*stepz"):
+    with pytest.raises(InvalidInput, match=r"schedule 'cosine': .*stepz"):
         make_schedule({"name": "cosine", "stepz": 3})
 
 
@@ -195,5 +195,3 @@ def test_settings_do_not_change_the_callers_threads():
     before = torch.get_num_threads()
     train(small(), BATCHES, make_plan(5, (1,), units=[1, 2]), optimizer=sgd)
     assert torch.get_num_threads() == before
-
-

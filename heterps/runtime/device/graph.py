@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,23 +25,27 @@ from heterps.runtime.device.table import KernelTable
 from heterps.runtime.rows import Lookup
 from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
 
-LOSSES = 4096
-"""Losses that are kept on the host until they are read; far more than steps are in flight."""
+REPORTS = 4096
+"""Reports that are kept on the host until they are read; far more than steps are in flight."""
 
 
-class DeviceLoss:
-    """A loss that is on its way to the host."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a step tells the host, on its way there: its loss, and how many slots each table has in use."""
 
-    def __init__(self, value: Tensor, event: Any) -> None:
-        self._value, self._event = value, event
+    words: Tensor
+    """int32: the bits of the loss, then the counts."""
+    event: Any
+    offered: tuple[int, ...]
+    """Ids that each table had been offered."""
 
     def ready(self) -> bool:
         """True when it can be read without waiting."""
-        return bool(self._event.query())
+        return bool(self.event.query())
 
     def __float__(self) -> float:
-        self._event.synchronize()
-        return float(self._value)
+        self.event.synchronize()
+        return float(self.words[:1].view(torch.float32))
 
 
 class GraphStage(Stage):
@@ -71,9 +76,11 @@ class GraphStage(Stage):
         self._made_for: tuple[Any, ...] = ()
         self._warm = False
         self._replayed: set[int] = set()
-        self._losses: dict[int, DeviceLoss] = {}
-        self._ring = torch.zeros(LOSSES, pin_memory=True).unbind()
-        self._ring_events = [torch.cuda.Event() for _ in range(LOSSES)]  # type: ignore[no-untyped-call]
+        self._losses: dict[int, Report] = {}
+        words = torch.zeros(REPORTS, 1 + len(self._kernel_tables), dtype=torch.int32, pin_memory=True)
+        self._ring = words.unbind()
+        self._ring_events = [torch.cuda.Event() for _ in range(REPORTS)]  # type: ignore[no-untyped-call]
+        self._unread: deque[Report] = deque()
         self._sent: deque[tuple[Any, Any]] = deque()
         self._captures_optimizer = _make_capturable(self.optimizer, scheduled=scheduled)
         self._fast_adam: FastAdam | None = None
@@ -137,8 +144,7 @@ class GraphStage(Stage):
         if self._packed is None:
             return super().forward(step, micro_batch, incoming)
         assert self._staging is not None
-        for table, sizes in zip(self._kernel_tables, self._counts, strict=True):
-            table.make_room(sum(sizes))
+        self._make_room()
         key = self._key(incoming)
         if key != self._made_for:
             self._capture(incoming)
@@ -151,10 +157,13 @@ class GraphStage(Stage):
         if not self._captures_optimizer and self.optimizer is not None:
             self.optimizer.step()
         self._replayed.add(step.number)
-        loss, event = self._ring[step.number % LOSSES], self._ring_events[step.number % LOSSES]
-        loss.copy_(self._loss, non_blocking=True)
+        turn = step.number % REPORTS
+        self._ring[turn].copy_(self._words, non_blocking=True)
+        event = self._ring_events[turn]
         event.record(stream)
-        self._losses[step.number] = DeviceLoss(loss, event)
+        report = Report(self._ring[turn], event, tuple(table.offered for table in self._kernel_tables))
+        self._losses[step.number] = report
+        self._unread.append(report)
         self._keep_until(event, incoming)
         return {name: self._arrivals[name].grad(value) for name, value in incoming.items()}
 
@@ -178,6 +187,17 @@ class GraphStage(Stage):
                     group["lr"] = initial * factor
         for rows in self.rows:
             rows.set_lr(factor)
+
+    def _make_room(self) -> None:
+        """Room for the step's ids in every table, by what the reports of earlier steps told."""
+        while self._unread and self._unread[0].ready():
+            report = self._unread.popleft()
+            for table, used, offered in zip(
+                self._kernel_tables, report.words[1:].tolist(), report.offered, strict=True
+            ):
+                table.learn(used, offered)
+        for table, sizes in zip(self._kernel_tables, self._counts, strict=True):
+            table.make_room(sum(sizes))
 
     def _key(self, incoming: Tensors) -> tuple[Any, ...]:
         """What a graph was made for: it must be made again when this changes."""
@@ -220,7 +240,7 @@ class GraphStage(Stage):
             self._on_score(values[str(self._score)].detach(), values[str(self._label)])
         loss = values[self.loss]
         loss.backward()
-        self._loss = loss.detach().float()
+        words = [loss.detach().float().reshape(1).view(torch.int32), *(table.used for table in self._kernel_tables)]
         self._clip()
         if self._fast_adam is not None:
             self._fast_adam.record()
@@ -234,6 +254,7 @@ class GraphStage(Stage):
                         table.add(call, leaf.grad, first, len(leaf))
                     first += len(leaf)
                 table.apply(call)
+        self._words = torch.cat(words)
 
     def _clip(self) -> None:
         grads = self.grads()

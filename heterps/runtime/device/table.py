@@ -26,6 +26,8 @@ FIRST_ROWS = 1 << 16
 """Room for so many rows at first."""
 GROWTH = 1.5
 """Factor by which it grows as needed."""
+SLACK = 8
+"""Steps that may be under way without the host knowing how many of their ids were new: there is room for all."""
 FLUSH_ROWS = 1 << 20
 """Rows that are copied back at once."""
 FULLEST = 0.7
@@ -135,7 +137,9 @@ class KernelTable(DeviceTable):
             self._run = Kernels(config, _native.init_key(config.seed % 2**64, config.name))
         self._tally = torch.tensor([0, 0, 1], dtype=torch.int32, device=device)
         self._places = torch.zeros((), dtype=torch.int64, device=device)
-        self._most_used = 1  # no more slots are in use than this
+        self._known = 1  # slots that were in use when that was last learnt,
+        self._since = 0  # and ids that came since, each of which may be new
+        self._offered = 0
         super().__init__(home, device)
         for ids, weights, state in home.scan():
             self._insert(ids, weights, state)
@@ -154,11 +158,27 @@ class KernelTable(DeviceTable):
 
     def make_room(self, ids: int) -> None:
         """Makes sure that so many new ids fit. Waits for the device only when they might not."""
-        if self._most_used + ids > len(self.weights):
-            self._used = self._most_used = int(self._tally[2])
-            if self._used + ids > len(self.weights):
-                self._allocate(max(self._used + ids, int(GROWTH * len(self.weights))))
-        self._most_used += ids
+        if self._known + self._since + ids > len(self.weights):
+            self._used = self._known = int(self._tally[2])
+            self._since = 0
+            if self._used + SLACK * ids > len(self.weights):
+                self._allocate(max(self._used + SLACK * ids, int(GROWTH * len(self.weights))))
+        self._since += ids
+        self._offered += ids
+
+    @property
+    def used(self) -> Tensor:
+        """Slots in use, on the device: to be read some time later and told to `learn`."""
+        return self._tally[2:3]
+
+    @property
+    def offered(self) -> int:
+        """Ids for which room was made so far."""
+        return self._offered
+
+    def learn(self, used: int, offered: int) -> None:
+        """Tells how many slots were in use when room had been made for so many ids."""
+        self._known, self._since = used, self._offered - offered
 
     def call(self, count: int) -> Call:
         """Memory for lookups of `count` ids."""
