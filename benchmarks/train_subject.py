@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 SLOTS, DENSE = 26, 13
-WARM_UP, AHEAD = 4, 12
-"""Steps before and after those that are timed: pipelines fill and drain outside the clock."""
+WARM_UP, AHEAD = 24, 12
+"""Steps before and after those that are timed: pipelines are full while the clock runs, and drain afterwards."""
 
 
 def batches(spec: dict[str, Any]) -> list[dict[str, Tensor]]:

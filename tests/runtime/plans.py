@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import combinations
 
 from heterps.models import Chain
 from heterps.plan import Plan
@@ -53,8 +54,6 @@ def random_plan(layers: int | Chain, rng: random.Random) -> Plan:
 
 def every_plan(layers: int | Chain, *, stages: int) -> list[Plan]:
     """All plans of so many stages, one unit each."""
-    from itertools import combinations
-
     count = len(layers.layers) if isinstance(layers, Chain) else layers
     return [make_plan(count, cuts) for cuts in combinations(range(1, count), stages - 1)]
 

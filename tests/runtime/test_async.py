@@ -14,8 +14,9 @@ from heterps.plan import Plan
 from heterps.runtime import train
 from heterps.telemetry import Recorder, Span
 from tests.runtime.chains import random_batches, seeded, small
-from tests.runtime.plain import rows_of, sgd
+from tests.runtime.plain import Factory, rows_of, sgd
 from tests.runtime.plans import every_plan, make_plan, shape
+from tests.runtime.test_layers import CASES
 from tests.telemetry.fakes import Kept
 
 BATCHES = random_batches(30)
@@ -79,8 +80,6 @@ def ahead(spans: list[Span], stage: int) -> list[int]:
 
 def test_tables_that_stages_share_stay_within_the_bound():
     """Shared tables wait for the pushes of all their users, and nobody waits for ever."""
-    from tests.runtime.test_layers import CASES
-
     for staleness in (0, 1, 3):
         chain = CASES["one_table_at_both_ends"]()
         plan = make_plan(chain, (1, 3, 5))
@@ -88,11 +87,11 @@ def test_tables_that_stages_share_stay_within_the_bound():
         assert len(result.losses) == len(BATCHES)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
-def test_weights_may_change_between_forward_and_backward(optimizer: str):
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", sgd], ids=["adam", "sgd", "a function"])
+def test_weights_may_change_between_forward_and_backward(optimizer: str | Factory):
     """Autograd refuses a backward through weights that were changed in place; here that is what is wanted.
 
-    Layers whose backward needs their weights, twice in a stage, so that the first one's is used late.
+    Stages of two layers: the backward of the second needs its weights. Fused optimizers go unnoticed by autograd.
     """
 
     @seeded

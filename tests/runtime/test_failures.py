@@ -223,6 +223,28 @@ def test_data_that_raises(name: str, settings: dict[str, Any]):
         assert isinstance(error, Boom)
 
 
+def test_data_that_raises_while_stages_wait_for_each_others_norms():
+    """The last stage is in its backward when the data fails; the first one stops before it has a gradient to clip."""
+    entered, ended = threading.Event(), threading.Event()
+
+    class Held(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            entered.set()
+            ended.wait(0.5)  # until the run has told all stages to stop
+            return values
+
+    def broken() -> Iterator[Batch]:
+        yield BATCHES[0]
+        assert entered.wait(LIMIT_S)
+        raise Boom("data")
+
+    *layers, last = small().layers
+    held = Layer("held", Held(), reads="logit", writes="held")
+    chain = Chain(*layers, held, Layer("loss", last.module, reads=["held", "label"], writes="loss"))
+    error = outcome(lambda: train(chain, broken(), make_plan(chain, (2,)), optimizer=sgd, clip_norm=0.1))
+    assert isinstance(error, Boom)
+
+
 def test_a_batch_that_lacks_a_tensor():
     """The first one or a later one, also of a resumed run."""
     for at in (0, 3):

@@ -58,9 +58,9 @@ def assert_same(result: Path, unbroken: dict[str, Any]) -> None:
         assert torch.equal(found["weights"][name], weight), name
 
 
-@pytest.mark.parametrize("kill_at", [1, 3, *random.Random(0).sample(range(5, 170), 16)])
+@pytest.mark.parametrize("kill_at", [1, 3, *range(90, 126)])
 def test_a_run_killed_between_any_two_of_its_file_operations(kill_at: int, tmp_path: Path, unbroken: dict[str, Any]):
-    """While it writes, renames or removes checkpoints."""
+    """While it writes, renames or removes checkpoints: at its start, and at every point of one save."""
     killed = ended(start(tmp_path / "checkpoints", tmp_path / "result", STEPS, kill_at=kill_at))
     assert killed in (-signal.SIGKILL, 0), "0: it has fewer of them"
     assert ended(start(tmp_path / "checkpoints", tmp_path / "result", STEPS)) == 0

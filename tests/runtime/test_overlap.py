@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ def test_backward_goes_before_forward():
     assert ahead == 0
 
 
-def test_every_micro_batch_has_its_spans(tmp_path):
+def test_every_micro_batch_has_its_spans(tmp_path: Path):
     chain, kept = slow(2), Kept("span")
     with Recorder([kept, ChromeTrace(tmp_path / "trace.json")]) as recorder:
         result = train(chain, random_batches(STEPS), make_plan(chain, (2,)), micro_batches=MICRO_BATCHES,
@@ -118,6 +119,6 @@ def test_every_micro_batch_has_its_spans(tmp_path):
     assert {("forward", stage, *part) for stage in (0, 1) for part in parts} <= seen
     assert {("backward", 0, *part) for part in parts} <= seen
     assert {("update", stage, step, None) for stage in (0, 1) for step in range(STEPS)} <= seen
-    assert "stage 1" in (tmp_path / "trace.json").read_text() or "stage" in (tmp_path / "trace.json").read_text()
+    assert "backward" in (tmp_path / "trace.json").read_text()
     assert all(0 < stage.busy <= 1 for stage in result.stages)
     assert [stage.type for stage in result.stages] == ["alpha", "beta"]

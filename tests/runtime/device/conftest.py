@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -11,8 +10,6 @@ from heterps.models.layer import SparseEmbedding
 from heterps.runtime import build
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.rows import DistinctRows
-
-Way = Callable[[], None]
 
 
 class _OnDevice(build._Context):
