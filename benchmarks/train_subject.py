@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 SLOTS, DENSE = 26, 13
-WARM_UP, AHEAD = 24, 12
-"""Steps before and after those that are timed: pipelines are full while the clock runs, and drain afterwards."""
+WARM_UP = 12
+"""Steps before those that are timed: pipelines are full while the clock runs."""
 
 
 def batches(spec: dict[str, Any]) -> list[dict[str, Tensor]]:
@@ -69,6 +69,9 @@ class Heterps:
         self.requests: queue.Queue[int] = queue.Queue()
         self.answers: queue.Queue[float] = queue.Queue()
         self.batches = batches(spec)
+        from heterps.telemetry import Recorder
+
+        self.recorder = Recorder()
         threading.Thread(target=self.train, args=(spec,), daemon=True).start()
         self.run(spec.get("fill_steps", len(self.batches)))
 
@@ -81,7 +84,7 @@ class Heterps:
         options = {"mode": "async", "staleness": 4} if spec.get("placement") == "cpu+gpu" else {}
         try:
             heterps.train(chain, self.feed(), plan=plan(spec, len(chain.layers)), steps=10**9,
-                          precision=spec.get("precision", "float32"), **options)  # fmt: skip
+                          precision=spec.get("precision", "float32"), recorder=self.recorder, **options)  # fmt: skip
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
@@ -91,13 +94,23 @@ class Heterps:
         turn = 0
         while True:
             steps = self.requests.get()
-            for number in range(WARM_UP + steps + AHEAD):
+            for number in range(WARM_UP + steps + 1):
                 if number == WARM_UP:
                     began = time.perf_counter()
                 if number == WARM_UP + steps:
-                    self.answers.put(time.perf_counter() - began)
+                    taken = time.perf_counter() - began
                 yield self.batches[turn % len(self.batches)]
                 turn += 1
+            while self.updates() < turn:  # nothing goes on while others have their turn
+                time.sleep(0.001)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.answers.put(taken)
+
+    def updates(self) -> int:
+        """Steps that every stage has finished."""
+        done = [total.count for (_, name), total in self.recorder.totals().items() if name == "update"]
+        return min(done, default=0)
 
     def run(self, steps: int) -> float:
         """Seconds for so many steps."""

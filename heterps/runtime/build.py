@@ -84,7 +84,8 @@ class _Context:
             if self._only_crosses(spec, layer):
                 rows.append(DistinctRows(layer, shared, staleness=staleness))
             else:
-                rows.append(HostRows(layer, shared, spec.device, staleness=staleness))
+                spare = sum(other.threads for other in self.specs if other.device.type == "cpu") < cores()
+                rows.append(HostRows(layer, shared, spec.device, staleness=staleness, look_ahead=spare))
         return rows
 
     def _layers(self, spec: StageSpec) -> Sequence[object]:

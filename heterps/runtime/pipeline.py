@@ -13,6 +13,7 @@ from torch import Tensor
 
 from heterps.errors import HeterPSError, InvalidInput
 from heterps.models.batch import Batch, batch_size
+from heterps.runtime.memory import keep_freed_memory
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.stage import Stage, Step
 from heterps.runtime.worker import Backward, Fed, Forward, Stop, Worker
@@ -71,11 +72,15 @@ class Pipeline:
         self._on_failure = on_failure
         self._in_flight = staleness + 1 + ahead
         self._pool = ThreadPoolExecutor(
-            preparers, thread_name_prefix="prepare", initializer=torch.set_num_threads, initargs=(1,)
+            preparers, thread_name_prefix="prepare"
         )
         self._workers = [Worker(stage, self, first_step=first_step, staleness=staleness) for stage in stages]
-        for worker in self._workers:
+        keep_freed_memory()
+        # PyTorch keeps the threads of matrix products by thread, but those of simpler operations for the whole process:
+        # the stage with the most units sets them last.
+        for worker in sorted(self._workers, key=lambda worker: worker.stage.spec.threads):
             worker.start()
+            worker.started.wait()
 
     def submit(self, batch: Batch, micro_batches: int) -> int:
         """Feeds a batch as the next step, as soon as there is room; gives the step's number."""

@@ -73,17 +73,36 @@ class _Step:
 class HostRows:
     """Rows of one layer that are pulled and pushed on the host, as they are; the stage may compute elsewhere."""
 
-    def __init__(self, layer: SparseEmbedding, shared: SharedPush, device: torch.device, *, staleness: int = 0) -> None:
+    def __init__(
+        self,
+        layer: SparseEmbedding,
+        shared: SharedPush,
+        device: torch.device,
+        *,
+        staleness: int = 0,
+        look_ahead: bool = True,
+    ) -> None:
+        """Makes the rows of a layer.
+
+        Args:
+            layer: which one.
+            shared: its table.
+            device: where the stage computes.
+            staleness: steps whose updates a pull need not wait for.
+            look_ahead: whether ids are looked up ahead of the pull. Worth it if a core is free for that.
+        """
         self.layers = (layer,)
         self._layer, self._shared, self._device, self._staleness = layer, shared, device, staleness
+        self._look_ahead = look_ahead
         self._steps: dict[int, _Step] = {}
 
     def prepare(self, batch: Mapping[str, Value]) -> None:
         """Looks the ids up, if the table can."""
-        ids = self._layer.ids_of(batch)
-        prepare = getattr(self._shared.table, "prepare", None)
-        if prepare is not None and isinstance(ids, Tensor):
-            prepare(ids)
+        table = self._shared.table
+        if self._look_ahead and isinstance(table, SparseTable):
+            ids = self._layer.ids_of(batch)
+            if isinstance(ids, Tensor):
+                table.prepare(ids)
 
     def pull(self, step: int, batch: Mapping[str, Value], prepared: Any) -> None:
         """See `Rows.pull`."""

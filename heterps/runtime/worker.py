@@ -85,6 +85,7 @@ class Worker(threading.Thread):
     def __init__(self, stage: Stage, pipeline: Hub, *, first_step: int, staleness: int) -> None:
         super().__init__(name=str(stage.spec), daemon=True)
         self.stage = stage
+        self.started = threading.Event()
         self.inbox: SimpleQueue[Fed | Forward | Backward | Stop] = SimpleQueue()
         self._pipeline = pipeline
         self._staleness = staleness
@@ -98,9 +99,11 @@ class Worker(threading.Thread):
     def run(self) -> None:
         """Works until told to stop; an error ends the whole pipeline."""
         try:
-            torch.set_num_threads(self.stage.spec.threads)
             if self.stage.spec.device.type == "cuda":
                 torch.cuda.set_device(self.stage.spec.device)
+            else:
+                torch.set_num_threads(self.stage.spec.threads)
+            self.started.set()
             while self._listen(block=False) and self._work():
                 pass
         except BaseException as error:  # whatever it is, nobody may wait for this stage any longer

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,7 +97,7 @@ class GraphStage(Stage):
             return super().prepare(batch)
         buffer = self._staging.acquire()
         for name in self._tensors:
-            buffer.fields[name].copy_(batch[name])  # type: ignore[arg-type]
+            np.copyto(buffer.fields[name].numpy(), batch[name].numpy())  # type: ignore[union-attr]
         for number, rows in enumerate(self._device_rows):
             _flatten(rows.ids(batch), out=buffer.fields[f"{number}:ids"])
         self._staging.send(buffer)
@@ -315,7 +316,7 @@ def _flatten(ids: list[Value], out: Tensor) -> None:
     first = 0
     for value in ids:
         assert isinstance(value, Tensor)
-        out[first : first + value.numel()].copy_(value.reshape(-1))
+        np.copyto(out[first : first + value.numel()].numpy(), value.reshape(-1).numpy())  # by this thread alone
         first += value.numel()
 
 
