@@ -136,7 +136,7 @@ class Slots:
     """Numbers for ids whose rows lie elsewhere, from 1 on; slot 0 is for padding. Many threads may call at once."""
 
     def resolve(self, ids: Ids, slots: Any, number: Any) -> int:
-        """Writes the slots of the distinct ids, and each id's number among them (int32); gives how many are distinct."""
+        """Writes the slots of the distinct ids, and each id's number among them (int32); gives how many there are."""
     def __len__(self) -> int: ...
     def ids(self, first: int, end: int) -> Int64s: ...
 

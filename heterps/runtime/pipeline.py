@@ -71,9 +71,7 @@ class Pipeline:
         self._failed_stage: StageSpec | None = None
         self._on_failure = on_failure
         self._in_flight = staleness + 1 + ahead
-        self._pool = ThreadPoolExecutor(
-            preparers, thread_name_prefix="prepare"
-        )
+        self._pool = ThreadPoolExecutor(preparers, thread_name_prefix="prepare")
         self._workers = [Worker(stage, self, first_step=first_step, staleness=staleness) for stage in stages]
         keep_freed_memory()
         # PyTorch keeps the threads of matrix products by thread, but those of simpler operations for the whole process:

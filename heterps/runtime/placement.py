@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,6 +52,11 @@ def place(chain: Chain, plan: Plan | None, devices: Mapping[str, str] | None = N
     for number, stage in enumerate(plan.stages):
         device = _device(stage.type, (devices or {}).get(stage.type, plan.types[stage.type].device))
         threads = min(stage.units, cores()) if device.type == "cpu" else 1
+        if device.type == "cuda" and stage.units > 1:
+            warnings.warn(
+                f"the plan gives stage {number} {stage.units} GPUs ({stage.type}); this engine computes a stage on one",
+                stacklevel=2,
+            )
         stages.append(StageSpec(number, stage.first, stage.last, stage.type, stage.units, device, threads))
     _refuse_shared_parameters(chain, stages)
     return tuple(stages)

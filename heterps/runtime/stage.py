@@ -110,6 +110,9 @@ class Stage:
         for parameter in trained:
             parameter.grad = None  # of a backward before the run
         self._keep = tuple(trained) if keep_weights_version else ()
+        self._in_place = {
+            layer.name for layer in self.layers if any(getattr(module, "inplace", False) for module in layer.modules())
+        }
         self._writer_of = {tensor: layer.name for layer in self.layers for tensor in layer.writes}
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._loss_sum: Tensor | None = None
@@ -159,6 +162,8 @@ class Stage:
                 if isinstance(layer, SparseEmbedding):
                     values.update(layer.written(rows_of(layer)))
                 else:
+                    if layer.name in self._in_place:
+                        values.update({name: _writable(values[name]) for name in layer.reads})
                     values.update(run_layer(layer, values))
 
     def backward(self, step: Step, micro_batch: int, grads: Tensors) -> Tensors:
@@ -238,6 +243,11 @@ class Stage:
         if self._precision == torch.float32:
             return nullcontext()
         return torch.autocast(self.spec.device.type, dtype=self._precision)
+
+
+def _writable(value: Any) -> Any:
+    """The tensor, or a copy of a leaf, which must not be written to: for layers that work in place."""
+    return value.clone() if isinstance(value, Tensor) and value.is_leaf and value.requires_grad else value
 
 
 def _received(value: Any, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,19 @@ def one_table_for_neighbours() -> Chain:
 
 
 @case
+def layers_that_work_in_place() -> Chain:
+    """Right after rows, and wherever a cut puts one first."""
+    return Chain(
+        embedding("rows"),
+        Layer("positive", nn.ReLU(inplace=True), reads="rows", writes="positive"),
+        fc("h", "positive", SLOTS * DIM, 8, relu=False),
+        Layer("relu", nn.ReLU(inplace=True), reads="h", writes="relu"),
+        fc("logit", "relu", 8, 1, relu=False),
+        loss(),
+    )
+
+
+@case
 def one_table_at_both_ends() -> Chain:
     """And in the middle: three layers share it."""
     return Chain(

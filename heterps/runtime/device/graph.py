@@ -93,11 +93,11 @@ class GraphStage(Stage):
         with self._making:
             if self._staging is None:
                 self._make_staging(batch)
-        if self._staging is None or not self._same_shapes(batch):
+        if self._staging is None or not self._fits(batch):
             return super().prepare(batch)
         buffer = self._staging.acquire()
         for name in self._tensors:
-            np.copyto(buffer.fields[name].numpy(), batch[name].numpy())  # type: ignore[union-attr]
+            _copy(batch[name], buffer.fields[name])
         for number, rows in enumerate(self._device_rows):
             _flatten(rows.ids(batch), out=buffer.fields[f"{number}:ids"])
         self._staging.send(buffer)
@@ -107,6 +107,7 @@ class GraphStage(Stage):
         self._size = batch_size(batch) if batch else 0
         self._counts: list[list[int]] = []
         """Ids of each layer, for each of the stage's tables."""
+        self._id_shapes: list[list[torch.Size]] = []
         fields: dict[str, Field] = {}
         for name in self._tensors:
             value = batch[name]
@@ -117,28 +118,33 @@ class GraphStage(Stage):
             ids = rows.ids(batch)
             if any(isinstance(value, Bags) for value in ids):
                 return
-            sizes = [value.numel() for value in ids if isinstance(value, Tensor)]
-            self._counts.append(sizes)
-            fields[f"{number}:ids"] = Field(torch.int64, (sum(sizes),))
-        self._shapes = {name: tuple(value.shape) for name, value in batch.items()}  # type: ignore[union-attr]
+            shapes = [value.shape for value in ids if isinstance(value, Tensor)]
+            self._id_shapes.append(shapes)
+            self._counts.append([shape.numel() for shape in shapes])
+            fields[f"{number}:ids"] = Field(torch.int64, (sum(self._counts[-1]),))
+        self._kinds = {name: (value.dtype, value.shape) for name, value in batch.items() if isinstance(value, Tensor)}
         self._staging = Staging(fields, self.spec.device, buffers=self._buffers)
 
-    def _same_shapes(self, batch: Batch) -> bool:
-        return all(isinstance(v, Tensor) and tuple(v.shape) == self._shapes[name] for name, v in batch.items())
+    def _fits(self, batch: Batch) -> bool:
+        """True for the shapes and types that the buffers were made for."""
+        return all(isinstance(v, Tensor) and (v.dtype, v.shape) == self._kinds[name] for name, v in batch.items())
 
     # In the stage's thread.
 
     def begin(self, step: Step, prepared: Any) -> None:
         """Starts a step: the ordinary way, or by handing its buffer over."""
         self._packed: Buffer | None = None
+        if isinstance(prepared, Buffer) and self._warm and step.micro_batches == 1:
+            self._packed = prepared
+            return
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)  # a graph leaves its gradients behind
         if not isinstance(prepared, Buffer):
             super().begin(step, prepared)
-        elif self._warm and step.micro_batches == 1:
-            self._packed = prepared
-        else:
-            assert self._staging is not None
-            super().begin(step, super().prepare(step.whole))
-            self._staging.release(prepared)
+            return
+        assert self._staging is not None
+        super().begin(step, super().prepare(step.whole))
+        self._staging.release(prepared)
 
     def forward(self, step: Step, micro_batch: int, incoming: Tensors) -> Tensors:
         """Forward and backward, and with a graph the update too."""
@@ -156,6 +162,8 @@ class GraphStage(Stage):
             self._arrivals[name].bring(value)
         self._graph.replay()
         if not self._captures_optimizer and self.optimizer is not None:
+            for parameter, grad in self._graph_grads:
+                parameter.grad = grad
             self.optimizer.step()
         self._replayed.add(step.number)
         turn = step.number % REPORTS
@@ -220,6 +228,7 @@ class GraphStage(Stage):
             self._record()
         if self._fast_adam is not None:
             self._fast_adam.connect()
+        self._graph_grads = [(parameter, parameter.grad) for parameter in self.parameters.values()]
         self._graph = graph
 
     def _record(self) -> None:
@@ -233,8 +242,8 @@ class GraphStage(Stage):
         for number, rows in enumerate(self._device_rows):
             gathered = self._kernel_tables[number].gather(static[f"{number}:ids"], self._calls[number])
             own = [part.detach().requires_grad_() for part in torch.split(gathered, self._counts[number])]
-            for layer, leaf in zip(rows.layers, own, strict=True):
-                written[layer.name] = leaf.view(self._size, -1, layer.dim)
+            for layer, leaf, shape in zip(rows.layers, own, self._id_shapes[number], strict=True):
+                written[layer.name] = layer.shaped(leaf, torch.empty(shape, device="meta"))
             leaves.append(own)
         self.compute(values, lambda layer: written[layer.name])
         if self._on_score is not None:
@@ -311,12 +320,21 @@ class _Arrival:
         return OnItsWay(*self._out.fetch(self._leaf.grad[:rows]))
 
 
+def _copy(source: Value, target: Tensor) -> None:
+    """Copies a tensor, from the host by this thread alone: PyTorch would start threads for it."""
+    assert isinstance(source, Tensor)
+    if source.device.type == "cpu" and source.dtype != torch.bfloat16:
+        np.copyto(target.numpy(), source.detach().numpy())
+    else:
+        target.copy_(source)
+
+
 def _flatten(ids: list[Value], out: Tensor) -> None:
     """The ids of all layers, one after the other."""
     first = 0
     for value in ids:
         assert isinstance(value, Tensor)
-        np.copyto(out[first : first + value.numel()].numpy(), value.reshape(-1).numpy())  # by this thread alone
+        _copy(value.reshape(-1), out[first : first + value.numel()])
         first += value.numel()
 
 

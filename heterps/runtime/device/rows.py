@@ -58,7 +58,7 @@ class DeviceRows:
         if not isinstance(ids, Bags):
             each = len(number) // max(1, held.samples)
             rows = held.rows.index_select(0, number[start * each : stop * each])
-            return rows.view(stop - start, -1, layer.dim)
+            return layer.shaped(rows, ids[start:stop])
         cut = ids.offsets[start * ids.slots : stop * ids.slots + 1]
         first, last = int(cut[0]), int(cut[-1])
         rows = held.rows.index_select(0, number[first:last])
@@ -66,7 +66,7 @@ class DeviceRows:
         bags = torch.arange(len(sizes), device=rows.device).repeat_interleave(sizes, output_size=last - first)
         sums = torch.zeros(len(sizes), layer.dim, device=rows.device).index_add(0, bags, rows)
         pooled = sums / sizes.clamp(min=1).unsqueeze(1) if layer.pooling == "mean" else sums
-        return pooled.view(stop - start, -1, layer.dim)
+        return layer.shaped(pooled, ids[start:stop])
 
     def collect(self, step: int) -> None:
         """Gradients are summed by autograd."""

@@ -28,9 +28,7 @@ CONDITIONS: list[dict[str, float]] = [{}, {"weight_decay": 0.1}, {"clip_value": 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_runs_are_those_of_plain_pytorch(name: str, way: str, request: pytest.FixtureRequest):
-    if (way, name) == ("device", "rows_in_the_shape_of_their_ids"):
-        request.applymarker(pytest.mark.xfail(strict=True, reason="DeviceRows.part leaves keep_shape out"))
+def test_runs_are_those_of_plain_pytorch(name: str, way: str):
     expected = plain(CASES[name], BATCHES, ids=IDS)
     for stages in (1, 2, 3):
         for number, plan in enumerate(every_plan(CASES[name](), stages=stages)):
