@@ -23,6 +23,7 @@ int Table::lane_of(std::int64_t id) const {
 void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch) {
   const std::size_t lanes = lanes_.size();
   batch.shares.resize(lanes);
+  batch.ids.resize(count);
   if (lanes == 1) return;
   pool_.run([&](int t) {
     const std::size_t begin = count * t / lanes, end = count * (t + 1) / lanes;
@@ -33,6 +34,7 @@ void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch) 
       next[l] = lists[l].data();
     }
     for (std::size_t i = begin; i < end; ++i) *next[lane_of(ids[i])]++ = static_cast<std::uint32_t>(i);
+    std::copy(ids + begin, ids + end, batch.ids.begin() + begin);   // to be remembered
     for (std::size_t l = 0; l < lanes; ++l) counts_[t][l] = next[l] - lists[l].data();
   });
 }
@@ -195,7 +197,7 @@ Table::Batch& Table::next_batch() {
 
 void Table::remember(const std::int64_t* ids, std::size_t count, Batch& batch) {
   if (config_.tracks) return;   // there a push is a sight of its own
-  batch.ids.assign(ids, ids + count);
+  if (lanes_.size() == 1) batch.ids.assign(ids, ids + count);   // or else the threads have copied them
   batch.number = ++batches_;
   batch.valid = true;
   batch.prepared = false;

@@ -147,7 +147,9 @@ class Stage:
         if self._on_score is not None:
             self._on_score(values[str(self._score)].detach(), values[str(self._label)])
         if self.is_last:
-            loss = values[self.loss] * ((stop - start) / step.samples)
+            loss = values[self.loss]
+            if step.micro_batches > 1:
+                loss = loss * ((stop - start) / step.samples)
             self._loss_sum = loss.detach() if self._loss_sum is None else self._loss_sum + loss.detach()
             flight.outgoing = {self.loss: loss}
             return self._backward(step, flight, {self.loss: None})

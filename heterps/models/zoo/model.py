@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from heterps.documents import Document
 from heterps.models.batch import Batch
-from heterps.models.layer import Layer, SparseEmbedding
+from heterps.models.layer import Layer, SparseEmbedding, joined_linear
 
 Count = Annotated[int, Field(ge=1, description="a whole number of 1 or more")]
 CountOrNone = Annotated[int, Field(ge=0, description="a whole number of 0 or more; 0 for none")]
@@ -102,6 +102,10 @@ class FullyConnected(nn.Linear):
     def forward(self, values: Tensor) -> Tensor:
         """The rectified values."""
         return functional.relu(super().forward(values), inplace=True)
+
+    def joined(self, values: Sequence[Tensor]) -> Tensor:
+        """The same for tensors side by side, without putting them there."""
+        return functional.relu(joined_linear(self, values), inplace=True)
 
 
 class SumPool(nn.Module):
