@@ -35,11 +35,12 @@ lint: $(STAMP) ## ruff (lint and format) and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP) ## benchmarks of the planner and the store (beside its peers, if made)
+bench: $(STAMP) ## benchmarks of the planner, the store and training (beside their peers, if made)
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/train.py
 
-peers: ## environments of the peers that the store's benchmark measures beside it
+peers: ## environments of the peers that the benchmarks measure beside heterps
 	$(PYTHON) -m venv $(PEERS)/fbgemm
 	$(PEERS)/fbgemm/bin/python -m pip install -q -c constraints.txt torch numpy
 	$(PEERS)/fbgemm/bin/python -m pip install -q --no-deps fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0 tensordict \
@@ -54,7 +55,7 @@ clean: ## removes the environment, build outputs and caches
 	find heterps tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The native core is compiled by the install, so its sources are among the prerequisites.
-$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/* csrc/*/*)
 	@$(PYTHON) -c 'import sys; sys.exit("heterps needs Python 3.11 or newer; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@echo "setting up $(VENV): the first time takes some minutes"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)

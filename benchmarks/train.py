@@ -131,13 +131,14 @@ def on_cores(bench: Bench) -> list[str]:
         ],
         {"dense layers alone, plain PyTorch": "≥ 0.95", "TorchRec's fused tables": "≥ 1"},
     )
-    small = {**base, "hidden": [64, 32]}
-    lines += ["", f"### Cores: batch 4096, {bench.threads} threads, tower 64-32", ""]
-    lines += bench.table(
-        [Subject("heterps", subject="heterps", **small), Subject("plain PyTorch", subject="plain", **small)],
-        {"plain PyTorch": "≥ 3"},
-        scale=4,
-    )
+    for ids in ("zipf", "uniform"):
+        small = {**base, "hidden": [64, 32], "ids": ids}
+        lines += ["", f"### Cores: batch 4096, {bench.threads} threads, tower 64-32, ids {ids}", ""]
+        lines += bench.table(
+            [Subject("heterps", subject="heterps", **small), Subject("plain PyTorch", subject="plain", **small)],
+            {"plain PyTorch": "≥ 3"},
+            scale=4,
+        )
     lines += ["", f"### Cores: batch 4096, {bench.threads} threads, 3×FC400, bf16", ""]
     lines += bench.table(
         [
