@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "hash.hpp"
+#include "slots.hpp"
 #include "table.hpp"
 
 using namespace heterps::store;
@@ -153,6 +154,58 @@ void every_optimizer() {
   }
 }
 
+// A table that is pulled by number, after ids were looked up ahead or not, is one that is pulled by position.
+void distinct_calls(int dim, int threads) {
+  std::mt19937_64 rng(5);
+  Table one(config(dim, Kind::adagrad), threads), other(config(dim, Kind::adagrad), 1);
+  for (int call = 0; call < 40; ++call) {
+    const std::size_t count = 1 + rng() % 5'000;
+    std::vector<std::int64_t> ids(count);
+    for (auto& id : ids) id = static_cast<std::int64_t>(rng() % 3'000) - 1'000;
+    std::vector<std::int32_t> number(count);
+    std::vector<float> rows(count * dim), expected(count * dim), grads(count * dim);
+    const Table::Pulled pulled = one.pull_distinct(ids.data(), count, number.data(), rows.data(), 0);
+    if (call % 2 == 0) other.prepare(ids.data(), count, 0);
+    other.pull(ids.data(), count, expected.data(), true, 0);
+    CHECK(pulled.distinct == std::set<std::int64_t>(ids.begin(), ids.end()).size());
+    std::vector<float> sums(pulled.distinct * dim);
+    for (std::size_t i = 0; i < count; ++i) {
+      for (int j = 0; j < dim; ++j) {
+        CHECK(rows[number[i] * dim + j] == expected[i * dim + j]);
+        grads[i * dim + j] = static_cast<float>(rng() % 8);   // small whole numbers: sums are exact in any order
+        sums[number[i] * dim + j] += grads[i * dim + j];
+      }
+    }
+    other.push(ids.data(), count, grads.data(), 0);
+    one.push_distinct(ids.data(), count, pulled.ticket + (call % 3 == 0 ? 1'000'000 : 0), sums.data(), pulled.distinct, 0);
+  }
+}
+
+// Ids keep their slots, whoever asks first.
+void slots_by_many_threads() {
+  Slots slots;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&slots, t] {
+      std::mt19937_64 rng(t);
+      std::vector<std::int64_t> ids(3'000);
+      std::vector<std::int32_t> found(ids.size()), number(ids.size());
+      for (int call = 0; call < 20; ++call) {
+        for (auto& id : ids) id = static_cast<std::int64_t>(mix(rng() % 20'000));
+        const std::size_t distinct = slots.resolve(ids.data(), ids.size(), found.data(), number.data());
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+          const std::int32_t slot = found[number[i]];
+          CHECK(static_cast<std::size_t>(number[i]) < distinct && slot > 0);
+          CHECK(slots.ids(slot, slot + 1).front() == ids[i]);
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  const auto all = slots.ids(1, slots.size());
+  CHECK(std::set<std::int64_t>(all.begin(), all.end()).size() == all.size());
+}
+
 }  // namespace
 
 int main() {
@@ -165,5 +218,10 @@ int main() {
   every_optimizer();
   many_threads(1);
   many_threads(2);
+  for (const int threads : {1, 3}) {
+    distinct_calls(16, threads);
+    distinct_calls(5, threads);
+  }
+  slots_by_many_threads();
   std::puts("ok");
 }

@@ -19,12 +19,13 @@ from torch import Tensor
 from heterps.models import Bags
 from heterps.models.batch import Batch, Value, batch_size
 from heterps.runtime.device.adam import FastAdam
+from heterps.runtime.device.arrivals import Arrival
 from heterps.runtime.device.rows import DeviceRows
-from heterps.runtime.device.staging import Buffer, Field, Shuttle, Staging
+from heterps.runtime.device.staging import Buffer, Field, Staging
 from heterps.runtime.device.streams import streams_of
 from heterps.runtime.device.table import KernelTable
 from heterps.runtime.rows import Lookup
-from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
+from heterps.runtime.stage import Stage, Step, Tensors
 
 REPORTS = 4096
 """Reports that are kept on the host until they are read; far more than steps are in flight."""
@@ -217,7 +218,7 @@ class GraphStage(Stage):
         """Records a step. Nothing is computed here."""
         self._graph = None
         self._fast_adam = FastAdam(self.optimizer) if self.optimizer and FastAdam.fits(self.optimizer) else None
-        self._arrivals = {name: _Arrival(value, self.spec.device) for name, value in incoming.items()}
+        self._arrivals = {name: Arrival(value, self.spec.device) for name, value in incoming.items()}
         self._calls = [table.call(sum(n)) for table, n in zip(self._kernel_tables, self._counts, strict=True)]
         graph = torch.cuda.CUDAGraph()
         if self.optimizer is not None:
@@ -278,46 +279,6 @@ class GraphStage(Stage):
             self._sent.append((event, incoming))
         while self._sent and self._sent[0][0].query():
             self._sent.popleft()
-
-
-class _Arrival:
-    """Where a graph reads a tensor of the previous stage from, and leaves its gradient."""
-
-    def __init__(self, value: Any, device: torch.device) -> None:
-        self._shape = value.shape
-        self._number: Tensor | None = None
-        if isinstance(value, Lookup):
-            ids = value.number.numel()
-            self._leaf = torch.zeros(ids, value.rows.shape[1], device=device, requires_grad=True)
-            self._number = torch.zeros(ids, dtype=torch.int32, device=device)
-            self._numbers_in = Shuttle(self._number)
-        else:
-            self._leaf = torch.zeros_like(value, device=device, requires_grad=value.is_floating_point())
-        self._in, self._out = Shuttle(self._leaf), Shuttle(self._leaf)
-
-    def value(self) -> Tensor:
-        """The tensor, in the graph."""
-        if self._number is None:
-            return self._leaf
-        return self._leaf.index_select(0, self._number).view(self._shape)
-
-    @torch.no_grad()
-    def bring(self, value: Any) -> None:
-        """Copies the next step's values to where the graph reads them."""
-        if isinstance(value, Lookup):
-            assert self._number is not None
-            self._in.bring(value.rows, self._leaf)
-            self._numbers_in.bring(value.number, self._number)
-        else:
-            self._in.bring(value, self._leaf)
-
-    @torch.no_grad()
-    def grad(self, value: Any) -> OnItsWay | None:
-        """The gradient of what was sent, on its way to the host: of a lookup, that of its rows."""
-        if self._leaf.grad is None:
-            return None
-        rows = len(value.rows) if isinstance(value, Lookup) else len(value)
-        return OnItsWay(*self._out.fetch(self._leaf.grad[:rows]))
 
 
 def _copy(source: Value, target: Tensor) -> None:

@@ -1,0 +1,52 @@
+"""What the previous stage sends to a stage whose steps are CUDA graphs: it has to lie where the graph reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heterps.runtime.device.staging import Shuttle
+from heterps.runtime.rows import Lookup
+from heterps.runtime.stage import OnItsWay
+
+
+class Arrival:
+    """Where a graph reads a tensor of the previous stage from, and leaves its gradient."""
+
+    def __init__(self, value: Any, device: torch.device) -> None:
+        self._shape = value.shape
+        self._number: Tensor | None = None
+        if isinstance(value, Lookup):
+            ids = value.number.numel()
+            self._leaf = torch.zeros(ids, value.rows.shape[1], device=device, requires_grad=True)
+            self._number = torch.zeros(ids, dtype=torch.int32, device=device)
+            self._numbers_in = Shuttle(self._number)
+        else:
+            self._leaf = torch.zeros_like(value, device=device, requires_grad=value.is_floating_point())
+        self._in, self._out = Shuttle(self._leaf), Shuttle(self._leaf)
+
+    def value(self) -> Tensor:
+        """The tensor, in the graph."""
+        if self._number is None:
+            return self._leaf
+        return self._leaf.index_select(0, self._number).view(self._shape)
+
+    @torch.no_grad()
+    def bring(self, value: Any) -> None:
+        """Copies the next step's values to where the graph reads them."""
+        if isinstance(value, Lookup):
+            assert self._number is not None
+            self._in.bring(value.rows, self._leaf)
+            self._numbers_in.bring(value.number, self._number)
+        else:
+            self._in.bring(value, self._leaf)
+
+    @torch.no_grad()
+    def grad(self, value: Any) -> OnItsWay | None:
+        """The gradient of what was sent, on its way to the host: of a lookup, that of its rows."""
+        if self._leaf.grad is None:
+            return None
+        rows = len(value.rows) if isinstance(value, Lookup) else len(value)
+        return OnItsWay(*self._out.fetch(self._leaf.grad[:rows]))

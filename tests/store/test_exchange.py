@@ -1,0 +1,128 @@
+"""Calls for those who keep rows elsewhere for a while: looking ahead, distinct rows, rows and state as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from heterps.errors import InvalidInput
+from heterps.store import SparseTable
+
+DIM = 4
+BATCHES = st.lists(arrays(np.int64, st.integers(0, 60), elements=st.integers(-5, 30)), min_size=1, max_size=6)
+
+
+def table(**options: object) -> SparseTable:
+    return SparseTable(dim=DIM, optimizer="adagrad", lr=0.1, seed=3, **options)
+
+
+def rows_of(some: SparseTable) -> np.ndarray:
+    return some.pull(np.arange(-5, 31), create=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches=BATCHES, threads=st.integers(1, 3), ahead=st.integers(0, 3), seed=st.integers(0, 9))
+def test_looking_ahead_changes_nothing(batches: list[np.ndarray], threads: int, ahead: int, seed: int):
+    """Also when pushes come between, and when more is looked up than is ever pulled."""
+    rng = np.random.default_rng(seed)
+    one, other = table(threads=threads), table()
+    for number, ids in enumerate(batches):
+        for later in batches[number : number + ahead]:
+            one.prepare(later)
+        rows = one.pull(ids)
+        np.testing.assert_array_equal(rows, other.pull(ids))
+        grads = rng.standard_normal(rows.shape).astype(np.float32)
+        one.push(ids, grads)
+        other.push(ids, grads)
+    np.testing.assert_array_equal(rows_of(one), rows_of(other))
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches=BATCHES, threads=st.integers(1, 3), held=st.integers(0, 3), seed=st.integers(0, 9))
+def test_distinct_rows_are_the_rows(batches: list[np.ndarray], threads: int, held: int, seed: int):
+    """With up to `held` batches between a pull and its push, as pipelines have them."""
+    rng = np.random.default_rng(seed)
+    one, other = table(threads=threads), table()
+    waiting = []
+    for ids in batches:
+        number, rows = np.empty(len(ids), np.int32), np.empty((len(ids), DIM), np.float32)
+        distinct, ticket = one.pull_distinct(ids, number=number, rows=rows)
+        assert distinct == len(np.unique(ids))
+        np.testing.assert_array_equal(rows[:distinct][number], other.pull(ids))
+        waiting.append((ids, rng.integers(-3, 4, (len(ids), DIM)).astype(np.float32), number, distinct, ticket))
+        if len(waiting) > held:
+            push(one, other, *waiting.pop(0))
+    for rest in waiting:
+        push(one, other, *rest)
+    np.testing.assert_array_equal(rows_of(one), rows_of(other))
+
+
+def push(one: SparseTable, other: SparseTable, ids, grads, number, distinct, ticket):
+    sums = np.zeros((distinct, DIM), np.float32)
+    np.add.at(sums, number, grads)
+    one.push_distinct(ids, sums, ticket=ticket)
+    other.push(ids, grads)
+
+
+def test_a_distinct_push_needs_a_gradient_for_each_row():
+    some, ids = table(), np.array([1, 2, 2])
+    number, rows = np.empty(3, np.int32), np.empty((3, DIM), np.float32)
+    _, ticket = some.pull_distinct(ids, number=number, rows=rows)
+    with pytest.raises(ValueError, match="as many gradients"):
+        some.push_distinct(ids, np.ones((3, DIM), np.float32), ticket=ticket)
+
+
+def test_rows_and_state_move_as_they_are():
+    """What is read from one table and set in another goes on as if it had always been there."""
+    one, other, ids = table(), table(), np.arange(20)
+    one.push(ids, np.ones((20, DIM), np.float32))
+    other.put(ids, *one.peek(ids))
+    for some in (one, other):
+        some.push(ids[:7], np.full((7, DIM), 0.5, np.float32))
+    np.testing.assert_array_equal(rows_of(one), rows_of(other))
+
+
+def test_peeking_makes_nothing():
+    some = table(initial_accumulator=0.25)
+    weights, state = some.peek(np.array([4, -4]))
+    np.testing.assert_array_equal(weights, some.pull(np.array([4, -4]), create=False))
+    assert (state == 0.25).all()
+    assert some.stats().rows == 0
+
+
+def test_rows_set_without_state_keep_theirs():
+    some, ids = table(), np.array([1])
+    some.push(ids, np.ones((1, DIM), np.float32))
+    before = some.peek(ids)[1]
+    some.put(ids, np.zeros((1, DIM), np.float32))
+    np.testing.assert_array_equal(some.peek(ids)[1], before)
+    assert (some.pull(ids) == 0).all()
+    with pytest.raises(InvalidInput, match="shape"):
+        some.put(ids, np.zeros((2, DIM), np.float32))
+
+
+def test_rows_that_were_set_are_in_the_next_delta(tmp_path):
+    some, copy = table(), table()
+    some.push(np.arange(10), np.ones((10, DIM), np.float32))
+    some.save(tmp_path / "full.hps")
+    some.put(np.array([3, 100]), np.full((2, DIM), 7.0, np.float32))
+    some.save(tmp_path / "delta.hps", delta=True)
+    copy.load(tmp_path / "full.hps")
+    copy.load(tmp_path / "delta.hps")
+    assert (copy.pull(np.array([3, 100]), create=False) == 7).all()
+
+
+def test_a_scan_gives_every_row_once_while_others_change():
+    some, ids = table(), np.arange(40_000)
+    some.push(ids, np.ones((40_000, DIM), np.float32))
+    expected = some.pull(ids)
+    found = {}
+    for some_ids, weights, state in some.scan():
+        found.update(zip(some_ids.tolist(), weights, strict=True))
+        assert (state == 1).all()
+        some.push(ids, np.ones((40_000, DIM), np.float32))
+    assert sorted(found) == ids.tolist()
+    np.testing.assert_array_equal(np.stack([found[number] for number in ids.tolist()]), expected)
