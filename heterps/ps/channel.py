@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,7 +256,11 @@ class Channel:
     def _send(self, batch: list[Pending]) -> None:
         low = next(iter(self._flight))
         request = Request(self._client, low, [pending.operation for pending in batch])
-        self.socket.send_multipart(encode_request(request, piece_bytes=self._piece_bytes), copy=False)
+        parts = encode_request(request, piece_bytes=self._piece_bytes)
+        # A socket that the server has refused has no way out any more, and would wait for one for ever. What is not
+        # sent is as good as lost on the way: it is sent again, by another socket, when its time is up.
+        with suppress(zmq.Again):
+            self.socket.send_multipart(parts, flags=zmq.NOBLOCK, copy=False)
 
     def _fail(self, error: HeterPSError, *, queued: bool = True) -> None:
         with self._changed:

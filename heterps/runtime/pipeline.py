@@ -115,6 +115,11 @@ class Pipeline:
                 del self._losses[step]
         return done
 
+    @property
+    def failed(self) -> bool:
+        """True if a stage raised."""
+        return self._error is not None
+
     def close(self) -> None:
         """Stops all threads, also those that wait for each other, and waits for them to end."""
         with self._changed:

@@ -248,8 +248,11 @@ class Stage:
 
 
 def _writable(value: Any) -> Any:
-    """The tensor, or a copy of a leaf, which must not be written to: for layers that work in place."""
-    return value.clone() if isinstance(value, Tensor) and value.is_leaf and value.requires_grad else value
+    """The tensor, or a copy of a leaf (or of a view of one), which must not be written to: for layers in place."""
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        return value
+    base = value._base if value._is_view() else value
+    return value.clone() if base is None or base.is_leaf else value
 
 
 def _received(value: Any, device: torch.device) -> tuple[Tensor, Tensor]:

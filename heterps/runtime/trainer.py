@@ -6,8 +6,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -62,9 +62,11 @@ class Trainer:
         shared = shared_pushes(chain, self._tables)
         self._recorder = settings.recorder or Recorder()
         ahead, preparers = look_ahead(specs)
-        self._stages = build_stages(chain, specs, shared, settings, self._score, ahead=ahead)
         self._checkpoints = Store(settings.checkpoints) if settings.checkpoints is not None else None
-        self._resume()
+        optimizers = self._resume()  # before the stages are made: they may take rows with them to a GPU
+        self._stages = build_stages(chain, specs, shared, settings, self._score, ahead=ahead)
+        for stage in self._stages:
+            stage.load_optimizer(optimizers)
         for push in shared.values():
             push.start_at(self._step)
         with ExitStack() as stack:
@@ -76,7 +78,8 @@ class Trainer:
                      position=self._position)
             )  # fmt: skip
             self._pipeline = Pipeline(
-                self._stages, first_step=self._step, staleness=settings.steps_ahead, clip_norm=settings.clip_norm,
+                self._stages, first_step=self._step, staleness=settings.steps_ahead,
+                clip_norm=None if any(stage.applies_at_once for stage in self._stages) else settings.clip_norm,
                 schedule=settings.schedule, recorder=self._recorder, preparers=preparers, ahead=ahead,
                 on_failure=lambda: fail_all(shared),
             )  # fmt: skip
@@ -218,11 +221,11 @@ class Trainer:
         self._saved_step = self._step
         self._outside_s += time.perf_counter() - began
 
-    def _resume(self) -> None:
-        """Takes up the newest checkpoint, if there is one."""
+    def _resume(self) -> Mapping[str, Mapping[str, Any]]:
+        """Takes up the newest checkpoint, if there is one; gives the optimizers' state by parameter."""
         newest = self._checkpoints.newest() if self._checkpoints is not None else None
         if newest is None or self._checkpoints is None:
-            return
+            return {}
         if not self._settings.resume:
             raise InvalidInput(f"{newest.parent} holds checkpoints of another run; resume it, or choose another path")
         state = self._checkpoints.load(newest, self._tables)
@@ -230,18 +233,19 @@ class Trainer:
             self._chain.load_state_dict(dict(state.dense))
         except RuntimeError as error:
             raise CheckpointFailed(f"checkpoint {newest} is of another model: {error}") from None
-        for stage in self._stages:
-            stage.load_optimizer(state.optimizer)
         if self._auc is not None and state.metrics.get("auc") is not None:
             self._auc.load(state.metrics["auc"])
         self._evaluations = [Evaluation(**found) for found in state.metrics.get("evaluations", [])]
         self._step, self._samples, self._position = state.step, state.samples, state.position
         self._saved_step = self._step
+        return state.optimizer
 
     def _finish(self) -> None:
         self._pipeline.close()
         for stage in self._stages:
-            stage.finish()
+            # After a failure a GPU may refuse everything: what failed is to be told, not that.
+            with suppress(RuntimeError) if self._pipeline.failed else nullcontext():
+                stage.finish()
 
     def _result(self, seconds: float) -> Result:
         totals = self._recorder.totals()

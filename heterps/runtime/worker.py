@@ -107,6 +107,7 @@ class Worker(threading.Thread):
             while self._listen(block=False) and self._work():
                 pass
         except BaseException as error:  # whatever it is, nobody may wait for this stage any longer
+            self.started.set()
             self._pipeline.fail(error, self.stage.spec)
 
     def _work(self) -> bool:

@@ -152,6 +152,18 @@ def test_a_client_without_the_key_is_refused_and_logged(tmp_path, kind):
         server.kill()
 
 
+def test_a_client_that_was_refused_before_its_first_call_does_not_hang(tmp_path):
+    """Its socket has no way out any more: a call ends by its timeout all the same."""
+    server = Process(tmp_path, make=FAKE)
+    try:
+        with Client([server.address], strangers()["client key"](server.keys), timeout_s=0.3, retries=0) as stranger:
+            until(lambda: "refused a client" in server.log, what="a line in the log")
+            with pytest.raises(ServerTimeout, match="key file"):
+                stranger.table(CONFIG)
+    finally:
+        server.kill()
+
+
 def test_an_oversized_frame_drops_its_sender_alone(tmp_path):
     keys = Keys.generate()
     with (

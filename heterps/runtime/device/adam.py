@@ -52,12 +52,14 @@ class FastAdam:
     """Steps an optimizer of `fits`, inside a graph; `connect` tells it where the gradients are."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._groups = [_Group(group, optimizer) for group in optimizer.param_groups]
+        self._groups = [_Group(group, optimizer) for group in optimizer.param_groups if group["params"]]
+        for name in ("tick", "adam"):
+            compiled(SOURCE, name, torch.cuda.current_device())  # not while a graph is recorded
 
     @staticmethod
     def fits(optimizer: torch.optim.Optimizer | None) -> bool:
         """True for PyTorch's Adam and AdamW without their rarer options, all in float32."""
-        if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or torch.get_default_dtype() != torch.float32:
             return False
         assert optimizer is not None
         plain = all(not group["amsgrad"] and not group["maximize"] for group in optimizer.param_groups)
@@ -86,7 +88,8 @@ class _Group:
         self._pieces = torch.zeros(count, 5, dtype=torch.int64, device=device)
         self._ends = torch.zeros(count, dtype=torch.int64, device=device)
         lr = group["lr"]
-        self._lr = lr if isinstance(lr, Tensor) else torch.tensor(float(lr), device=device)
+        usable = isinstance(lr, Tensor) and lr.is_cuda and lr.dtype == torch.float32
+        self._lr = lr if usable else torch.tensor(float(lr), device=device)
 
     def record(self) -> None:
         self._used = [parameter for parameter in self._group["params"] if parameter.grad is not None]

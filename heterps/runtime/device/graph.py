@@ -8,13 +8,14 @@ another size, bags and several micro-batches take the ordinary way.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heterps.models import Bags
 from heterps.models.batch import Batch, Value, batch_size
@@ -23,7 +24,7 @@ from heterps.runtime.device.arrivals import Arrival
 from heterps.runtime.device.rows import DeviceRows
 from heterps.runtime.device.staging import Buffer, Field, Staging
 from heterps.runtime.device.streams import streams_of
-from heterps.runtime.device.table import KernelTable
+from heterps.runtime.device.table import Call, KernelTable
 from heterps.runtime.rows import Lookup
 from heterps.runtime.stage import Stage, Step, Tensors
 
@@ -84,8 +85,12 @@ class GraphStage(Stage):
         self._ring_events = [torch.cuda.Event() for _ in range(REPORTS)]  # type: ignore[no-untyped-call]
         self._unread: deque[Report] = deque()
         self._sent: deque[tuple[Any, Any]] = deque()
-        self._captures_optimizer = _make_capturable(self.optimizer, scheduled=scheduled)
+        self._captures_optimizer = _make_capturable(self.optimizer, self.spec.device, scheduled=scheduled)
+        self._recordable = True
         self._fast_adam: FastAdam | None = None
+        self._arrivals: dict[str, Arrival] = {}
+        self._calls: list[Call] = []
+        self._graph_grads: list[tuple[nn.Parameter, Tensor | None]] = []
 
     # Ahead, in other threads.
 
@@ -135,17 +140,19 @@ class GraphStage(Stage):
     def begin(self, step: Step, prepared: Any) -> None:
         """Starts a step: the ordinary way, or by handing its buffer over."""
         self._packed: Buffer | None = None
-        if isinstance(prepared, Buffer) and self._warm and step.micro_batches == 1:
+        if isinstance(prepared, Buffer) and self._warm and self._recordable and step.micro_batches == 1:
             self._packed = prepared
-            return
+        else:
+            self._begin_as_usual(step, prepared)
+
+    def _begin_as_usual(self, step: Step, prepared: Any) -> None:
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)  # a graph leaves its gradients behind
-        if not isinstance(prepared, Buffer):
-            super().begin(step, prepared)
-            return
-        assert self._staging is not None
-        super().begin(step, super().prepare(step.whole))
-        self._staging.release(prepared)
+        if isinstance(prepared, Buffer):
+            assert self._staging is not None
+            self._staging.release(prepared)
+            prepared = super().prepare(step.whole)
+        super().begin(step, prepared)
 
     def forward(self, step: Step, micro_batch: int, incoming: Tensors) -> Tensors:
         """Forward and backward, and with a graph the update too."""
@@ -154,9 +161,11 @@ class GraphStage(Stage):
         assert self._staging is not None
         self._make_room()
         key = self._key(incoming)
-        if key != self._made_for:
-            self._capture(incoming)
-            self._made_for = key
+        if key != self._made_for and not self._captured(incoming):
+            self._begin_as_usual(step, self._packed)
+            self._packed = None
+            return super().forward(step, micro_batch, incoming)
+        self._made_for = key
         stream = torch.cuda.current_stream()
         self._staging.take(self._packed, stream)
         for name, value in incoming.items():
@@ -182,15 +191,26 @@ class GraphStage(Stage):
         if step.number in self._replayed:
             self._replayed.remove(step.number)
             return self._losses.pop(step.number)
+        self._clip()
         loss = super().apply(step, scale=scale)
         self._warm = True
         return loss
+
+    def finish(self) -> None:
+        """Brings everything back to the host, and gives the GPU's memory up."""
+        super().finish()
+        self._graph, self._staging, self._fast_adam, self._graph_grads, self._calls = None, None, None, [], []
+        self._arrivals, self._device_rows, self._kernel_tables, self.rows = {}, [], [], []
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
 
     def set_lr(self, factor: float) -> None:
         """See `Stage.set_lr`; a graph reads learning rates from tensors."""
         if self.optimizer is not None:
             for group in self.optimizer.param_groups:
-                initial = group.setdefault("initial_lr", float(group["lr"]))
+                if "initial_lr" not in group:
+                    group["initial_lr"] = float(group["lr"])  # waits for the device: once
+                initial = group["initial_lr"]
                 if isinstance(group["lr"], Tensor):
                     group["lr"].fill_(initial * factor)
                 else:
@@ -214,8 +234,20 @@ class GraphStage(Stage):
         shapes = [value.shape if isinstance(value, Lookup) else tuple(value.shape) for value in incoming.values()]
         return (*shapes, *(table.generation for table in self._kernel_tables))
 
+    def _captured(self, incoming: Tensors) -> bool:
+        """Records a step; False if the model does something that cannot be recorded. Then no step is, from now on."""
+        try:
+            self._capture(incoming)
+        except RuntimeError as error:
+            self._recordable = False
+            why = str(error.__context__ or error).splitlines()[0]
+            warnings.warn(f"{self.spec}: steps are not recorded as a CUDA graph, and run slower: {why}", stacklevel=2)
+            torch.cuda.synchronize(self.spec.device)
+        return self._recordable
+
     def _capture(self, incoming: Tensors) -> None:
         """Records a step. Nothing is computed here."""
+        torch.cuda.synchronize(self.spec.device)  # what an earlier graph read and wrote is free from here on
         self._graph = None
         self._fast_adam = FastAdam(self.optimizer) if self.optimizer and FastAdam.fits(self.optimizer) else None
         self._arrivals = {name: Arrival(value, self.spec.device) for name, value in incoming.items()}
@@ -223,7 +255,6 @@ class GraphStage(Stage):
         graph = torch.cuda.CUDAGraph()
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize(self.spec.device)
         stream = streams_of(self.spec.device).record
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._record()
@@ -250,7 +281,8 @@ class GraphStage(Stage):
         if self._on_score is not None:
             self._on_score(values[str(self._score)].detach(), values[str(self._label)])
         loss = values[self.loss]
-        loss.backward()
+        if loss.requires_grad:
+            loss.backward()
         words = [loss.detach().float().reshape(1).view(torch.int32), *(table.used for table in self._kernel_tables)]
         self._clip()
         if self._fast_adam is not None:
@@ -299,7 +331,7 @@ def _flatten(ids: list[Value], out: Tensor) -> None:
         first += value.numel()
 
 
-def _make_capturable(optimizer: torch.optim.Optimizer | None, *, scheduled: bool) -> bool:
+def _make_capturable(optimizer: torch.optim.Optimizer | None, device: torch.device, *, scheduled: bool) -> bool:
     """True if the optimizer's step can be part of a graph; sets it up for that."""
     if optimizer is None:
         return True
@@ -307,6 +339,6 @@ def _make_capturable(optimizer: torch.optim.Optimizer | None, *, scheduled: bool
         for group in optimizer.param_groups:
             group["capturable"] = True
             if scheduled:
-                group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+                group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=device)
         return True
     return isinstance(optimizer, torch.optim.SGD) and not scheduled

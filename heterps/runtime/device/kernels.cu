@@ -61,7 +61,7 @@ __device__ u64 after(u64 at, u64 places) { return at + 1 == places ? 0 : at + 1;
 // tally: [0] number of this call, [1] its distinct ids, [2] rows in use, slot 0 included.
 extern "C" __global__ void begin(int* tally) {
   if (threadIdx.x > 0) return;
-  tally[0] += 1;
+  if (++tally[0] == 0) tally[0] = 1;   // 0 is the stamp of places that were never claimed
   tally[1] = 0;
 }
 

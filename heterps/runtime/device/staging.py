@@ -70,6 +70,7 @@ class Staging:
         self._static = torch.zeros(size, dtype=torch.uint8, device=device)
         self.static = self._views(self._static)
         """What a step computes from."""
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # the memory is cleared there
 
     def _views(self, memory: Tensor) -> dict[str, Tensor]:
         return {
@@ -116,7 +117,10 @@ class Shuttle:
         self._turn = 0
 
     def bring(self, source: Tensor, target: Tensor) -> None:
-        """Copies from pinned memory to the first rows of `target`, for what the current stream does next."""
+        """Copies to the first rows of `target`, for what the current stream does next; beside it from pinned memory."""
+        if source.is_cuda:  # another stage's on this GPU: on the same stream, so it is written by then
+            target[: len(source)].copy_(source, non_blocking=True)
+            return
         turn, computing = self._next()
         there = self._memory[turn][: len(source)]
         stream = self._streams.bring

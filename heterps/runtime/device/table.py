@@ -132,15 +132,18 @@ class KernelTable(DeviceTable):
     """Rows, state and index on a GPU. `gather`, `add` and `apply` can be recorded in a graph."""
 
     def __init__(self, home: SparseTable, device: torch.device) -> None:
-        config = home.config
         with torch.cuda.device(device):
-            self._run = Kernels(config, _native.init_key(config.seed % 2**64, config.name))
+            self._make(home, device)
+
+    def _make(self, home: SparseTable, device: torch.device) -> None:
+        config = home.config
+        self._run = Kernels(config, _native.init_key(config.seed % 2**64, config.name))
         self._tally = torch.tensor([0, 0, 1], dtype=torch.int32, device=device)
         self._places = torch.zeros((), dtype=torch.int64, device=device)
         self._known = 1  # slots that were in use when that was last learnt,
         self._since = 0  # and ids that came since, each of which may be new
         self._offered = 0
-        super().__init__(home, device)
+        DeviceTable.__init__(self, home, device)
         for ids, weights, state in home.scan():
             self._insert(ids, weights, state)
 
@@ -203,7 +206,10 @@ class KernelTable(DeviceTable):
     def add(self, call: Call, grads: Tensor, first: int, count: int) -> None:
         """Adds gradients of the ids first … first + count of a call to the sums of their rows."""
         number = call.number[first : first + count]
-        self._run("scatter", count * self._run.parts, grads.contiguous(), number, count, call.sums)
+        grads = grads.contiguous()
+        if grads.data_ptr() % 16:  # four floats are read at once
+            grads = grads.clone()
+        self._run("scatter", count * self._run.parts, grads, number, count, call.sums)
 
     def apply(self, call: Call) -> None:
         """Updates the rows of a call by the sums of their gradients."""
