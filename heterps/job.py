@@ -248,11 +248,33 @@ class Job(Document):
 
     def build(self, source: Source) -> Chain:
         """The model, with its first weights."""
-        from heterps.models.named import build_named
+        from heterps.models.named import build_named, is_function
 
         model = self.model
         with self._named():
-            return build_named(model.name, model.args, seed=self.train.seed, example=lambda: self.example(source))
+            chain = build_named(model.name, model.args, seed=self.train.seed, example=lambda: self.example(source))
+            if not is_function(model.name):
+                self._check_columns(self.example(source))
+            return chain
+
+    def _check_columns(self, batch: Batch) -> None:
+        """A model of the zoo is made for so many slots and numbers: those of the data."""
+        from heterps.models import zoo
+
+        made: Any = zoo.model(self.model.name, **self.model.args)
+        if not hasattr(made, "slots") or not hasattr(made, "dense"):
+            return
+        values: dict[str, Any] = {"slots": batch.get("ids"), "dense": batch.get("dense")}
+        there = {name: 0 if value is None else int(value.shape[1]) for name, value in values.items()}
+        wanted = {"slots": made.slots, "dense": made.dense}
+        each = getattr(made, "ids_per_slot", 1)
+        if (wanted["slots"] * each, wanted["dense"]) == (there["slots"], there["dense"]):
+            return
+        raise InvalidInput(
+            f"{self.model.name} is made for {wanted['slots'] * each} slots and {wanted['dense']} numbers, the data has "
+            f"{there['slots']} and {there['dense']}: set model args {{slots: {there['slots'] // each}, "
+            f"dense: {there['dense']}}}"
+        )
 
     def settings(self, *, checkpoints: str | Path | None = None, **more: Any) -> Settings:
         """The runtime's settings; `checkpoints` is where to save unless the job says where."""

@@ -100,7 +100,8 @@ def test_settings_on_the_command_line() -> None:
 
 def test_the_seed_decides_weights_and_rows() -> None:
     def first(of_job: int, **args: Any) -> torch.Tensor:
-        job = Job.from_dict({**JOB, "model": {"name": "ctrdnn", "args": args}, "train": {"seed": of_job}})
+        model = {"name": "ctrdnn", "args": {"slots": 4, "dense": 3, **args}}
+        job = Job.from_dict({**JOB, "model": model, "train": {"seed": of_job}})
         chain = job.build(job.sources()[0])
         assert chain.embeddings[0].options["seed"] == args.get("seed", of_job)
         return chain.state_dict()["fc1.module.weight"]

@@ -64,7 +64,8 @@ class Chain(nn.Module):
         own. An `InvalidInput` names the line that cannot be traced.
 
         Args:
-            model: the module; it is not changed.
+            model: the module. Training changes its dense weights, which are the chain's; its embeddings stay as they
+                are: the trained rows are in the chain's tables.
             example: a small batch, of at least two samples if it can be. Multi-valued slots are `Bags`: forward gets
                 their ids under their name, and their offsets as name + "_offsets" (or "offsets").
             loss: called with scores and labels; by default `BCEWithLogits`.

@@ -173,7 +173,11 @@ class SparseEmbedding(Layer):
         """The ids to look up, out of a batch."""
         read = [values[tensor] for tensor in self.reads]
         ids = self.make_ids(*read) if self.make_ids is not None else read[0]
-        return ids.to(torch.int64) if isinstance(ids, Tensor) else ids
+        if not isinstance(ids, Tensor):
+            return ids
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise InvalidInput(f"embedding {self.name!r}: ids are whole numbers, not {ids.dtype}")
+        return ids.to(torch.int64)
 
     def forward(self, *values: Value) -> Tensor:
         """Rows for inference: ids that were never trained read as their first value, and none are made."""

@@ -34,8 +34,9 @@ class Evaluation:
         return self.auc if self.auc is not None and not math.isnan(self.auc) else -self.loss
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return asdict(self)
+        """Plain numbers; an AUC that is not defined (one class only) is None."""
+        undefined = self.auc is not None and math.isnan(self.auc)
+        return {**asdict(self), "auc": None if undefined else self.auc}
 
 
 def evaluate(

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+import torch
+
 from heterps.data import Read, prefetch
 from heterps.errors import InvalidInput
 from heterps.models.batch import Batch
@@ -69,4 +72,4 @@ def _plain(batches: Iterable[Any], epochs: int | None, position: Any) -> Iterato
 def _checked(batch: Any) -> Batch:
     if not isinstance(batch, Mapping):
         raise InvalidInput(f"a batch is a dictionary of tensors, not {type(batch).__name__}")
-    return dict(batch)
+    return {name: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

@@ -182,6 +182,6 @@ class Pipeline:
         if self._error is not None:
             if isinstance(self._error, HeterPSError):
                 raise self._error
-            raise StageFailed(
-                f"{self._failed_stage} failed: {type(self._error).__name__}: {self._error}"
-            ) from self._error
+            where = "".join(f" ({note})" for note in getattr(self._error, "__notes__", ()))
+            what = f"{type(self._error).__name__}: {self._error}{where}"
+            raise StageFailed(f"{self._failed_stage} failed: {what}") from self._error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from heterps.errors import InvalidInput
+from heterps.errors import InvalidInput, did_you_mean
 from heterps.models import Chain
 from heterps.plan import Plan
 
@@ -48,6 +48,9 @@ def place(chain: Chain, plan: Plan | None, devices: Mapping[str, str] | None = N
             f"the plan places {len(plan.placement)} layers of {plan.model!r}, the chain has {len(chain.layers)} "
             f"({', '.join(layer.name for layer in chain.layers)}); make a plan for this model"
         )
+    for type_ in devices or {}:
+        if type_ not in plan.types:
+            raise InvalidInput(f"devices: the plan has no type {type_!r}.{did_you_mean(type_, plan.types)}")
     stages = []
     for number, stage in enumerate(plan.stages):
         device = _device(stage.type, (devices or {}).get(stage.type, plan.types[stage.type].device))

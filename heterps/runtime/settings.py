@@ -102,6 +102,12 @@ class Settings:
         if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
             hint = did_you_mean(self.optimizer, OPTIMIZERS)
             raise InvalidInput(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {self.optimizer!r}.{hint}")
+        if isinstance(self.optimizer, str) and not self.lr > 0:
+            raise InvalidInput(f"lr is above 0, not {self.lr}")
+        if not isinstance(self.optimizer, str) and not callable(self.optimizer):
+            raise InvalidInput(
+                "optimizer is a name, or a function from parameters to a torch optimizer, not one itself"
+            )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise InvalidInput(f"clip_norm is above 0, not {self.clip_norm}")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from heterps.errors import InvalidInput
 from heterps.models import Bags, Chain, run_layer
 from heterps.models.batch import Batch
 from heterps.models.layer import SparseEmbedding
@@ -166,7 +167,15 @@ class Stage:
                 else:
                     if layer.name in self._in_place:
                         values.update({name: _writable(values[name]) for name in layer.reads})
-                    values.update(run_layer(layer, values))
+                    try:
+                        values.update(run_layer(layer, values))
+                    except Exception as error:
+                        error.add_note(f"in layer {layer.name!r}")
+                        raise
+        if self.is_last and values[self.loss].numel() != 1:
+            raise InvalidInput(
+                f"the loss {self.loss!r} is one number, the mean over the samples, not {tuple(values[self.loss].shape)}"
+            )
 
     def backward(self, step: Step, micro_batch: int, grads: Tensors) -> Tensors:
         """Goes backward from the gradients the next stage sent; gives those of what the previous one sent."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from heterps.errors import HeterPSError, InvalidInput
-from heterps.models import Chain, batch_size
+from heterps.models import Batch, Chain, Loss, batch_size
 from heterps.plan import Plan
 from heterps.runtime.build import build_stages, look_ahead
 from heterps.runtime.checkpoint import CheckpointFailed, State, Store
@@ -28,6 +28,9 @@ from heterps.runtime.stage import named_states
 from heterps.runtime.tables import bind_tables, fail_all, shared_pushes
 from heterps.telemetry import Progress, Recorder
 from heterps.telemetry.metrics import Auc
+
+CHECKED_STEPS = 20
+"""Steps of a run whose labels are looked at: enough to see what they are."""
 
 
 class NotFinite(HeterPSError):
@@ -84,7 +87,9 @@ class Trainer:
                 on_failure=lambda: fail_all(shared),
             )  # fmt: skip
             stack.callback(self._finish)
-            self._progress = stack.enter_context(Progress(total=settings.steps, quiet=not settings.progress))
+            self._progress = stack.enter_context(
+                Progress(total=settings.steps, samples=self._samples, quiet=not settings.progress)
+            )
             began = time.perf_counter()
             self._train(stop)
             seconds = time.perf_counter() - began - self._outside_s
@@ -92,10 +97,12 @@ class Trainer:
 
     def _train(self, stop: threading.Event) -> None:
         settings = self._settings
-        self._first_samples = self._samples
+        self._first_samples, first = self._samples, self._step
         saved = time.monotonic()
         for read in self._feed if settings.steps is None or self._step < settings.steps else ():
             self._chain.check_batch(read.batch)
+            if self._step - first < CHECKED_STEPS:
+                _check_labels(self._chain, read.batch)
             self._pipeline.submit(read.batch, settings.micro_batches)
             self._step += 1
             self._samples += batch_size(read.batch)
@@ -115,6 +122,8 @@ class Trainer:
                 self._reason = "interrupted"
             if self._reason != "done" or self._step == settings.steps:
                 break
+        if self._step == 0:
+            raise DataEnded("there are no batches to train on")
         self._settle()
         if settings.evaluation is not None and self._reason == "done" and not self._evaluated():
             self._evaluate()
@@ -138,9 +147,10 @@ class Trainer:
         for step in sorted(done):
             loss = float(done[step])
             if not math.isfinite(loss):
+                kept = "the last checkpoint is intact" if self._checkpoints is not None else "there is no checkpoint"
                 raise NotFinite(
-                    f"the loss of step {step} is {loss}; the last checkpoint is intact. Lower the learning rates, clip "
-                    "gradients (clip_norm), or look for bad values in the data"
+                    f"the loss of step {step} is {loss}, and the weights are of no use any more; {kept}. Lower the "
+                    "learning rates, clip gradients (clip_norm), or look for bad values in the data"
                 )
             self._losses.append(loss)
         if self._losses and (all_of_them or self._step % self._settings.log_every == 0):
@@ -257,7 +267,7 @@ class Trainer:
                 StageResult(type=spec.type, units=spec.units, measured_s=worked / steps,
                             busy=min(1.0, worked / seconds) if seconds > 0 else 0.0)
             )  # fmt: skip
-        last = self._evaluations[-1] if self._evaluations else None
+        last = self._evaluations[-1] if self._evaluations and self._evaluations[-1].step == self._step else None
         own_auc = self._auc.compute() if self._auc is not None else None
         samples = self._samples - self._first_samples
         return Result(
@@ -266,6 +276,15 @@ class Trainer:
             throughput=samples / seconds if seconds > 0 else 0.0, seconds=seconds, stages=stages, stopped=self._reason,
             skipped_rows=self._feed.skipped, plan=self._plan,
         )  # fmt: skip
+
+
+def _check_labels(chain: Chain, batch: Batch) -> None:
+    """Labels of the losses here lie between 0 and 1; -1 and 1, or counts, would train on nonsense without a word."""
+    label = batch.get(chain.label or "")
+    if isinstance(chain.layers[-1].module, Loss) and isinstance(label, Tensor) and label.numel():
+        low, high = float(label.min()), float(label.max())
+        if low < 0 or high > 1:
+            raise InvalidInput(f"labels are 0 or 1, or between; {chain.label!r} has {low:g} to {high:g}")
 
 
 @contextmanager
