@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from turns import Turns
 
 HERE = Path(__file__).parent
 PEER_PYTHON = HERE / ".peers" / "fbgemm" / "bin" / "python"
@@ -41,51 +39,15 @@ class Size:
     """Batches a round."""
 
 
-class Worker:
-    """A subject in its process; see `store_subject.py`. `failure` says why there is none."""
+class Worker(Turns):
+    """A subject in its process; see `store_subject.py`."""
 
     def __init__(self, name: str, python: str, **spec: Any) -> None:
-        self.name, self.failure, self.ready = name, "", {}
-        threads = str(spec.get("threads", 1))
-        quiet = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        quiet |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [python, str(HERE / "store_subject.py"), json.dumps(spec)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-            env={**os.environ, **quiet},
-        )
-        self.ready = self.answer()
-
-    def answer(self) -> dict[str, Any]:
-        """The next answer; without one, the last line the process wrote is the failure."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if line:
-            return dict(json.loads(line))
-        self.process.wait()
-        self.errors.seek(0)
-        self.failure = (self.errors.read().strip().splitlines() or ["no answer"])[-1]
-        return {}
+        super().__init__("store_subject.py", name, python, spec)
 
     def run(self, batches: int) -> dict[str, Any]:
         """Times so many fresh batches; empty if the subject is missing."""
-        if self.failure:
-            return {}
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"batches": batches}) + "\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-    def close(self) -> None:
-        """Lets the process end by itself."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        self.process.wait(timeout=120)
-        self.errors.close()
+        return self.ask({"batches": batches})
 
 
 class Bench:

@@ -11,72 +11,35 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from turns import Turns
 
 HERE = Path(__file__).parent
 PEER_PYTHON = HERE / ".peers" / "fbgemm" / "bin" / "python"
 
 
-class Subject:
-    """A subject in its process; see `train_subject.py`. `failure` says why there is none."""
+class Subject(Turns):
+    """A subject in its process; see `train_subject.py`."""
 
     def __init__(self, name: str, *, python: str = sys.executable, slow: int = 1, **spec: Any) -> None:
         """Starts it. One that is `slow` runs that many times fewer steps."""
-        self.name, self.spec, self.slow, self.failure = name, spec, slow, ""
-        threads = str(spec.get("threads", 1))
-        quiet = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        quiet |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "PYTHONWARNINGS": "ignore"}
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        try:
-            self.process = subprocess.Popen(
-                [python, str(HERE / "train_subject.py"), json.dumps(spec)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-                env={**os.environ, **quiet},
-            )  # fmt: skip
-            self.answer()
-        except OSError as error:
-            self.failure = str(error)
+        self.spec, self.slow = spec, slow
+        super().__init__("train_subject.py", name, python, spec)
         print(f"  {name}: {self.failure or 'ready'}", flush=True)
-
-    def answer(self) -> dict[str, Any]:
-        """The next answer; without one, the last line the process wrote is the failure."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if line:
-            return dict(json.loads(line))
-        self.process.wait()
-        self.errors.seek(0)
-        self.failure = (self.errors.read().strip().splitlines() or ["no answer"])[-1]
-        return {}
 
     def run(self, steps: int) -> float:
         """Seconds a step; NaN if the subject is missing."""
-        if self.failure:
-            return float("nan")
         steps = max(2, steps // self.slow)
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"steps": steps}) + "\n")
-        self.process.stdin.flush()
-        answer = self.answer()
-        return answer["seconds"] / steps if answer else float("nan")
-
-    def close(self) -> None:
-        """Ends the process."""
-        if not self.failure:
-            self.process.kill()
-            self.process.wait()
-        self.errors.close()
+        answer = self.ask({"steps": steps})
+        return float(answer["seconds"]) / steps if answer else float("nan")
 
 
 @dataclass(frozen=True)

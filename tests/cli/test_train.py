@@ -304,7 +304,7 @@ def test_a_failing_run_says_why_in_one_line(tmp_path: Path) -> None:
     assert len(message.splitlines()) == 1
     write_job(tmp_path / "job.yaml", model={"args": {"slots": 5}})
     message = refused("train", "job.yaml", "--quiet", "--name", "wide", code=2, cwd=tmp_path)
-    assert "is made for 5 slots and 3 numbers, the data has 4 and 3: set model args {slots: 4, dense: 3}" in message
+    assert "made for 5 slots and 13 numbers, the data has 4 and 3: set model args {slots: 4, dense: 3}" in message
     assert len(message.splitlines()) == 1
 
 
