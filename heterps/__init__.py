@@ -41,3 +41,8 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'heterps' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What there is, also before it is imported: for completion."""
+    return sorted({*globals(), *_WHERE, *_PARTS})

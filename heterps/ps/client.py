@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -97,7 +98,8 @@ class Client:
         if self._stopping:
             return
         self._stopping = True
-        self._wake()
+        with suppress(ServerError):  # the thread may have seen it already, and be gone
+            self._wake()
         self._thread.join()
 
     def __enter__(self) -> Client:
