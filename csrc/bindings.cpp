@@ -56,6 +56,31 @@ nb::tuple provision_all(const Tables& tables, Placements placements, double min_
                         array(std::move(server), {count}));
 }
 
+using Loads = nb::ndarray<const double, nb::shape<-1, 2, 5>, nb::c_contig, nb::device::cpu>;
+
+nb::tuple simulate_all(Loads loads, const std::vector<double>& units, const std::vector<std::uint64_t>& keys,
+                       double server_units, std::int64_t micro_batches, std::int64_t staleness, std::int64_t warmup,
+                       std::int64_t steps, double jitter, std::uint64_t seed) {
+  const std::size_t count = loads.shape(0);
+  if (count < 1 || units.size() != count || keys.size() != count) throw std::invalid_argument("one load for each stage");
+  if (micro_batches < 1 || staleness < 0 || warmup < 0 || steps < 1) throw std::invalid_argument("nothing to simulate");
+  Pipeline in{{}, server_units, micro_batches, staleness, warmup, steps, jitter, seed};
+  for (std::size_t s = 0; s < count; ++s) {
+    Station station{{}, units[s], keys[s]};
+    for (int way = 0; way < 2; ++way) {
+      const double* at = loads.data() + (2 * s + way) * 5;
+      station.load[way] = {at[0], at[1], at[2], at[3], at[4]};
+    }
+    in.stations.push_back(station);
+  }
+  Simulated out;
+  {
+    nb::gil_scoped_release unlocked;
+    out = simulate(in);
+  }
+  return nb::make_tuple(out.seconds, std::move(out.compute), std::move(out.link), out.shared, out.server);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -74,6 +99,10 @@ NB_MODULE(_native, m) {
            nb::arg("max_rate"))
       .def("provision", &provision_all, nb::arg("placements"), nb::kw_only(), nb::arg("min_throughput"),
            nb::arg("max_cost"), nb::arg("fastest"), nb::arg("micro_batches"), nb::arg("cutoff"));
+
+  m.def("simulate", &simulate_all, nb::arg("loads"), nb::kw_only(), nb::arg("units"), nb::arg("keys"),
+        nb::arg("server_units"), nb::arg("micro_batches"), nb::arg("staleness"), nb::arg("warmup"), nb::arg("steps"),
+        nb::arg("jitter"), nb::arg("seed"));
 
   nb::class_<Multipliers>(m, "Multipliers")
       .def("__init__", [](Multipliers* self, std::vector<double> type, double rate, double money, double server_share) {

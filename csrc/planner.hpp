@@ -140,4 +140,36 @@ class Graph {
   double least_server_ = 0;               // least parameter-server work of any path
 };
 
+// One direction of a micro-batch through a stage: seconds on each resource that it needs, all at once.
+struct Load {
+  double serial = 0, parallel = 0;   // of computing; jitter stretches the parallel part
+  double link = 0;                   // of the stage's own link
+  double shared = 0;                 // of the link that all stages share
+  double server = 0;                 // of the parameter server
+};
+
+struct Station {
+  Load load[2];                      // forward, backward
+  double units = 1;
+  std::uint64_t key = 0;             // what its random numbers depend on, beside the seed
+};
+
+// A run of steps of `micro_batches` each; a step enters once the one `staleness` + 1 before it is done.
+struct Pipeline {
+  std::vector<Station> stations;
+  double server_units = 0;
+  std::int64_t micro_batches = 1, staleness = 0;
+  std::int64_t warmup = 0, steps = 1;   // steps left out of the measurement, and steps measured
+  double jitter = 0;
+  std::uint64_t seed = 0;
+};
+
+// Seconds of the measured steps, and how many of them each resource was busy.
+struct Simulated {
+  double seconds = 0, shared = 0, server = 0;
+  std::vector<double> compute, link;
+};
+
+Simulated simulate(const Pipeline& pipeline);
+
 }  // namespace heterps

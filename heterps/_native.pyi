@@ -82,6 +82,24 @@ class Graph:
         max_labels: int,
     ) -> Path: ...
 
+def simulate(
+    loads: Floats,
+    *,
+    units: list[float],
+    keys: list[int],
+    server_units: float,
+    micro_batches: int,
+    staleness: int,
+    warmup: int,
+    steps: int,
+    jitter: float,
+    seed: int,
+) -> tuple[float, list[float], list[float], float, float]:
+    """A simulated pipeline. `loads` has shape [stages, 2, 5]: forward and backward seconds of a micro-batch, of serial
+    and parallel computing, the stage's link, the shared link and the server. Gives the seconds of the measured steps,
+    and of these the busy ones of each stage's computing and link, of the shared link and of the server.
+    """
+
 Ids = Any
 Rows = Any
 Words = NDArray[np.uint32]

@@ -75,7 +75,7 @@ class _Context:
             table = self.shared[name].table
             assert isinstance(table, SparseTable)
             users = [layer for layer in layers if layer.table_name == name]
-            rows.append(DeviceRows(users, (KernelTable if kernels.available() else DeviceTable)(table, spec.device)))
+            rows.append(DeviceRows(users, self._kind_of_table(spec)(table, spec.device)))
         staleness = self.settings.steps_ahead
         for layer in layers:
             shared = self.shared[layer.table_name]
@@ -87,6 +87,9 @@ class _Context:
                 spare = sum(other.threads for other in self.specs if other.device.type == "cpu") < cores()
                 rows.append(HostRows(layer, shared, spec.device, staleness=staleness, look_ahead=spare))
         return rows
+
+    def _kind_of_table(self, spec: StageSpec) -> type[DeviceTable]:
+        return KernelTable if spec.device.type == "cuda" and kernels.available() else DeviceTable
 
     def _layers(self, spec: StageSpec) -> Sequence[object]:
         return self.chain.layers[spec.first : spec.last + 1]

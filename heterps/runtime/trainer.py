@@ -26,11 +26,14 @@ from heterps.runtime.result import Result, StageResult
 from heterps.runtime.settings import Settings
 from heterps.runtime.stage import named_states
 from heterps.runtime.tables import bind_tables, fail_all, shared_pushes
+from heterps.store import SparseTable
 from heterps.telemetry import Progress, Recorder
 from heterps.telemetry.metrics import Auc
 
 CHECKED_STEPS = 20
 """Steps of a run whose labels are looked at: enough to see what they are."""
+TABLES_EVERY_S = 1.0
+"""Least time between two looks at the tables' statistics, each of which waits for a pull or push that is under way."""
 
 
 class NotFinite(HeterPSError):
@@ -54,6 +57,7 @@ class Trainer:
         self._saved_step: int | None = None
         self._position: Any = None
         self._outside_s = 0.0  # evaluations and checkpoints
+        self._tables_logged = time.monotonic()
         self._reason = "done"
 
     def run(self) -> Result:
@@ -155,6 +159,7 @@ class Trainer:
             self._losses.append(loss)
         if self._losses and (all_of_them or self._step % self._settings.log_every == 0):
             self._log()
+            self._log_tables(at_once=all_of_them)
 
     def _log(self) -> None:
         loss = self._losses[-1]
@@ -164,6 +169,17 @@ class Trainer:
             self._recorder.scalar("auc", auc, step=self._step)
         busy = {stage.spec.number: self._recorder.busy(stage.spec.number) for stage in self._stages}
         self._progress.update(step=self._step, samples=self._samples, loss=loss, auc=auc, busy=busy)
+
+    def _log_tables(self, *, at_once: bool) -> None:
+        """What the tables of this process hold and did, once in a while and whenever the pipeline is empty."""
+        if not at_once and time.monotonic() - self._tables_logged < TABLES_EVERY_S:
+            return
+        self._tables_logged = time.monotonic()
+        for name, table in self._tables.items():
+            if isinstance(table, SparseTable):
+                stats = table.stats()
+                for figure in ("rows", "bytes", "hits", "creations"):
+                    self._recorder.scalar(f"table/{name}/{figure}", getattr(stats, figure), step=self._step)
 
     def _score(self, scores: Tensor, labels: Tensor) -> None:
         if self._auc is not None:

@@ -76,7 +76,7 @@ class GraphStage(Stage):
         self._making = threading.Lock()
         self._staging: Staging | None = None
         self._graph: Any = None
-        self._made_for: tuple[Any, ...] = ()
+        self._made_for: tuple[Any, ...] | None = None
         self._warm = False
         self._replayed: set[int] = set()
         self._losses: dict[int, Report] = {}
