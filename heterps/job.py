@@ -123,6 +123,9 @@ class PlanChoice(_Section):
 
     method: str = Field(default="auto", description="auto, or a method of heterps plan")
     file: str | None = Field(default=None, description="plan.json")
+    tolerance: float = Field(
+        default=0.25, gt=0, description="share by which a run's throughput may leave its prediction before it says so"
+    )
 
     @model_validator(mode="after")
     def _method_is_known(self) -> Self:
@@ -225,7 +228,7 @@ class Job(Document):
         return Job.from_dict(data, source=f"{source} with {', '.join(settings)}") if settings else self
 
     def load_cluster(self) -> Cluster | None:
-        """The cluster that the job names, checked; None for catalog names, which nothing reads yet, and for none."""
+        """The cluster of a file or one written inline, checked; None for catalog names, the paper's, and for none."""
         if isinstance(self.cluster, str) and self.cluster != "paper":
             return Cluster.load(self.cluster)
         return Cluster.from_dict(self.cluster, source="cluster") if isinstance(self.cluster, Mapping) else None

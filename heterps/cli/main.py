@@ -7,7 +7,25 @@ import sys
 
 import typer
 
-from heterps.cli import compare, evaluate, explain, export, init, pareto, plan, pretrain, ps, train
+from heterps.cli import (
+    calibrate,
+    catalog,
+    compare,
+    evaluate,
+    explain,
+    export,
+    init,
+    pareto,
+    plan,
+    pretrain,
+    profile,
+    ps,
+    report,
+    run,
+    simulate,
+    train,
+    watch,
+)
 from heterps.errors import HeterPSError
 
 # Threads of OpenMP that wait must sleep: stages share the cores. Read when torch is imported, which commands do late.
@@ -22,7 +40,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (init, train, evaluate, export, plan, compare, pareto, explain, pretrain):
+for module in (init, run, profile, plan, compare, pareto, explain, simulate, catalog, train, evaluate, export, report,
+               watch, calibrate, pretrain):  # fmt: skip
     app.command()(getattr(module, module.__name__.rpartition(".")[2]))
 app.add_typer(ps.app)
 

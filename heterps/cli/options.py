@@ -32,6 +32,11 @@ MaxUsdPerHour = Annotated[float | None, typer.Option(help="Most dollars an hour,
 Mode = Annotated[str, typer.Option(help="async: the pipeline is always full; sync: it drains at every step.")]
 MicroBatches = Annotated[int | None, typer.Option(help="Micro-batches a step, with --mode sync.")]
 Seed = Annotated[int, typer.Option(help="Seed of the methods that draw at random.")]
+Jitter = Annotated[
+    float, typer.Option(help="Spread of a unit's time from one micro-batch to the next: sigma of its logarithm.")
+]
+SharedGbps = Annotated[float | None, typer.Option(help="Gigabits a second of the network that all stages share.")]
+FailuresPerUnitHour = Annotated[float, typer.Option("--failures", help="Failures of a unit in an hour, such as 1e-4.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Plot = Annotated[str | None, typer.Option(metavar="FILE.png", help="Write a plot.")]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -82,8 +84,15 @@ def train_job(
     tensorboard: bool = False,
     resume: bool = True,
     quiet: bool = False,
+    files: Mapping[str, str] = MappingProxyType({}),
+    on_log: Callable[[Recorder, int, float], None] | None = None,
+    complete: Callable[[Result], Result] = lambda result: result,
 ) -> Result:
-    """Trains a job in a run's directory, and leaves there what it gave. All that can be refused is refused first."""
+    """Trains a job in a run's directory, and leaves there what it gave. All that can be refused is refused first.
+
+    `files` are further ones for the directory, by name. `on_log` is called as the run goes on (see
+    `heterps.runtime.Settings.on_log`), `complete` adds to the result before it is written.
+    """
     import torch
 
     from heterps.runtime import placement
@@ -98,15 +107,15 @@ def train_job(
     if not quiet:
         _say_what_runs(job, plan, [f"{stage.type} × {stage.units}" for stage in stages])
     with opened(run):
-        resumed = _begin(job, run, plan)
+        resumed = _begin(job, run, plan, files)
         torch.manual_seed(job.train.seed)  # for what layers draw; a checkpoint brings its own state
         names = {stage.number: f"{stage.type} × {stage.units}" for stage in stages}
         with _recorder(run, names, trace=trace, tensorboard=tensorboard, append=resumed) as recorder:
             settings = job.settings(
                 checkpoints=run.checkpoints(job), evaluation=held_out, recorder=recorder, devices=devices,
-                progress=not quiet, resume=resume,
+                progress=not quiet, resume=resume, on_log=None if on_log is None else partial(on_log, recorder),
             )  # fmt: skip
-            result = Trainer(chain, data, plan, settings).run()
+            result = complete(Trainer(chain, data, plan, settings).run())
         if result.losses or not run.result_file.exists():  # a run that was complete keeps its result
             with writing(run.result_file):
                 result.save(run.result_file)
@@ -136,14 +145,17 @@ def _say_what_runs(job: Job, plan: Plan | None, stages: list[str]) -> None:
     if plan is None:
         text += ", without a plan"
         if job.cluster is not None or job.goal is not None or job.plan.method != "auto":
-            text += " (the job's cluster, goal and method need a profile: make a plan of it, and give it with --plan)"
+            text += " (for the job's cluster, goal and method: heterps run)"
     sys.stderr.write(f"heterps: {text}\n")
 
 
-def _begin(job: Job, run: Run, plan: Plan | None) -> bool:
-    """Writes the job and the plan into the run's directory; true if the run goes on with checkpoints."""
+def _begin(job: Job, run: Run, plan: Plan | None, files: Mapping[str, str]) -> bool:
+    """Writes the job, the plan and what belongs to it into the run's directory; true if it goes on with checkpoints."""
+    import json as json_module
+
     from heterps.job import Job
     from heterps.runtime.restore import newest_checkpoint
+    from heterps.telemetry.environment import describe_environment
 
     resumed = newest_checkpoint(run.checkpoints(job)) is not None
     if resumed and run.job_file.exists():
@@ -154,6 +166,11 @@ def _begin(job: Job, run: Run, plan: Plan | None) -> bool:
         plan_copy.unlink(missing_ok=True)
         if plan is not None:
             plan.save(plan_copy)
+        environment = json_module.dumps(describe_environment(), indent=1) + "\n"
+        for name, text in {**files, "environment.json": environment}.items():
+            path = run.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
     return resumed
 
 

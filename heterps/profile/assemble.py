@@ -53,7 +53,9 @@ def find_type(name: str, kind: ResourceType, hardware: Hardware, catalog: Catalo
     except InvalidInput:
         entry = None
     if kind.device == "cpu":
-        return entry if entry is not None and entry.device == "cpu" and name != HERE_CPU else Hand("cpu", hardware.cores)
+        if entry is None or entry.device != "cpu" or name == HERE_CPU:
+            return Hand("cpu", hardware.cores)
+        return entry
     gpus = hardware.gpus
     if gpus and (entry is None or name == gpus[0].model or (entry.accelerator or "").lower() == gpus[0].model):
         return Hand("cuda", gpus[0].count)
@@ -80,7 +82,7 @@ def assemble(measured: Measurement, cluster: Cluster, *, catalog: Catalog) -> Pr
     return Profile(format="heterps.profile/1", model=measured.model, batch_size=measured.batch_size,
                    layers=tuple(layers), micro_batches=measured.micro_batches, precision=measured.precision,
                    measured_on=measured.hardware.identity, measurement=measured.key,
-                   links=measured.links.model_dump(mode="json"))  # type: ignore[call-arg]  # fmt: skip
+                   links=measured.links.model_dump(mode="json"))  # fmt: skip
 
 
 def _cost(
@@ -89,14 +91,14 @@ def _cost(
 ) -> Cost | None:  # fmt: skip
     kind = cluster.types[name]
     if isinstance(where, Entry):
-        return _derived(measured, layer, where, kind, catalog, served=cluster.parameter_server is not None)
+        return _derived(measured, layer, where, catalog)
     local = kind.limit is not None and kind.limit <= where.units and cluster.parameter_server is None
     sync_s, beta = (reading_s, 0.0) if local else (_exchange_s(measured, layer, kind, cluster) + reading_s, 1.0)
-    ps_s = layer.served.ps_s if layer.served is not None and cluster.parameter_server is not None else 0.0
+    ps_s = layer.served.ps_s if layer.served is not None else 0.0
     if where.device == "cpu":
         scaling = layer.scaling() if local else _over_machines(measured, layer)
         return Cost(compute_s=scaling.seconds, alpha=scaling.alpha, sync_s=sync_s, beta=beta, ps_s=ps_s,
-                    source="measured", spread=layer.cpu_spread, overhead_s=layer.overhead_s)  # type: ignore[call-arg]  # fmt: skip
+                    source="measured", spread=layer.cpu_spread, overhead_s=layer.overhead_s)  # fmt: skip
     if layer.gpu_s is None:
         return None
     return Cost(compute_s=layer.gpu_s, sync_s=sync_s, beta=beta, ps_s=ps_s, source="measured")
@@ -113,27 +115,21 @@ def _exchange_s(measured: Measurement, layer: LayerTimes, kind: ResourceType, cl
     return max(exchange_s, link_s)
 
 
-def _derived(
-    measured: Measurement, layer: LayerTimes, entry: Entry, kind: ResourceType, catalog: Catalog, *, served: bool
-) -> Cost:
+def _derived(measured: Measurement, layer: LayerTimes, entry: Entry, catalog: Catalog) -> Cost:
     counted = Counted(
         name=layer.name, flops=layer.flops, bytes=layer.moved_bytes, random_bytes=layer.random_bytes,
-        state_bytes=layer.state_bytes, parameters_bytes=layer.parameter_bytes,
-        exchanged_bytes=layer.exchanged_bytes if served else 0.0,
+        state_bytes=layer.state_bytes, parameters_bytes=layer.parameter_bytes, exchanged_bytes=layer.exchanged_bytes,
     )  # fmt: skip
-    rates = rates_of(entry, precision=measured.precision)
-    at_hand = _at_hand(measured, layer, catalog, served=served)
+    at_hand = _at_hand(measured, layer, catalog)
     same = [name for name in at_hand if (name == "gpu") == (entry.device == "cuda")]
-    return derive(counted, measured=at_hand, target=rates, same_device=same)
+    return derive(counted, measured=at_hand, target=rates_of(entry, precision=measured.precision), same_device=same)
 
 
-def _at_hand(
-    measured: Measurement, layer: LayerTimes, catalog: Catalog, *, served: bool
-) -> Mapping[str, tuple[Rates, Cost]]:
+def _at_hand(measured: Measurement, layer: LayerTimes, catalog: Catalog) -> Mapping[str, tuple[Rates, Cost]]:
     """What the layer costs on the hardware here, with its rates: what its efficiency follows from."""
-    scaling, exchange = _over_machines(measured, layer), layer.served if served else None
-    cpu = Cost(compute_s=scaling.seconds, alpha=scaling.alpha, sync_s=exchange.sync_s if exchange else 0.0,
-               ps_s=exchange.ps_s if exchange else 0.0)  # fmt: skip
+    scaling, served = _over_machines(measured, layer), layer.served
+    cpu = Cost(compute_s=scaling.seconds, alpha=scaling.alpha, sync_s=served.sync_s if served else 0.0,
+               ps_s=served.ps_s if served else 0.0)  # fmt: skip
     found = {"cpu": (measured.hardware.core_rates(), cpu)}
     gpu = measured.hardware.gpu_rates(catalog, precision=measured.precision)
     if gpu is not None and layer.gpu_s is not None:

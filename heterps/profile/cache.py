@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +30,9 @@ def measurement_key(chain: Chain, batch: Batch, settings: Settings, hardware: Ha
     their modules and weights' shapes; rows of the data by the shapes of a batch.
     """  # noqa: D205
     layers = [(layer.name, layer.kind, repr(layer), layer.reads, layer.writes) for layer in chain.layers]
-    weights = [(name, tuple(value.shape), str(value.dtype)) for name, value in chain.named_parameters()]
+    weights = [
+        (name, tuple(value.shape), str(value.dtype), value.requires_grad) for name, value in chain.named_parameters()
+    ]
     tables = [sorted((key, str(value)) for key, value in layer.options.items()) for layer in chain.embeddings]
     shapes = [
         (name, "bags", value.slots) if isinstance(value, Bags) else (name, tuple(value.shape[1:]), str(value.dtype))
@@ -53,7 +56,7 @@ def save_measurement(measured: Measurement) -> Path:
     """Keeps a measurement under its key, in place of an earlier one; gives the file."""
     path = _path(measured.key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}")
+    new = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")  # whoever is last replaces the whole file
     measured.save(new)
     new.replace(path)
     return path

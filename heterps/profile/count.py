@@ -47,16 +47,18 @@ class Count:
         return 2 * self.rows * (self.row_bytes + ID_BYTES)
 
 
-def count_layers(chain: Chain, batch: Batch, *, samples: int) -> list[Count]:
+def count_layers(
+    chain: Chain, batch: Batch, *, samples: int, precision: torch.dtype = torch.float32
+) -> list[Count]:
     """Counts every layer on a small batch, and scales what grows with the samples to `samples` of them.
 
-    The chain's tables must be bound; they are read only.
+    The chain's tables must be bound; they are read only. Activations have the size that `precision` gives them.
     """
     scale = samples / batch_size(batch)
     values: dict[str, Any] = dict(batch)
     counts = []
     for number, layer in enumerate(chain.layers):
-        flops = _run(layer, values)
+        flops = _run(layer, values, chain, precision)
         read = sum(_bytes(values[name]) for name in layer.reads)
         written = sum(_bytes(values[name]) for name in layer.writes)
         alive = sum(_bytes(values[name]) for name in chain.alive(number + 1))
@@ -80,14 +82,20 @@ def dense_state_bytes(layer: Layer, optimizer: torch.optim.Optimizer | None) -> 
     return sum(value.numel() * value.element_size() for value in held)
 
 
-def _run(layer: Layer, values: dict[str, Any]) -> float:
-    """Runs a layer forward and backward, adds what it writes to `values`, and gives the FLOPs of both."""
+def _run(layer: Layer, values: dict[str, Any], chain: Chain, precision: torch.dtype) -> float:
+    """Runs a layer forward and backward, adds what it writes to `values`, and gives the FLOPs of both.
+
+    What comes with the batch needs no gradients, as in a run.
+    """
     if isinstance(layer, SparseEmbedding):
         values.update(layer.written(layer(*(values[name] for name in layer.reads))))
         return 0.0
-    read: Mapping[str, Any] = {name: _leaf(values[name]) for name in layer.reads}
+    read: Mapping[str, Any] = {
+        name: _leaf(values[name], trained=chain.writer(name) is not None) for name in layer.reads
+    }
     with FlopCounterMode(display=False) as counter:
-        written = run_layer(layer, read)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision != torch.float32):
+            written = run_layer(layer, read)
         roots = [value for value in written.values() if isinstance(value, Tensor) and value.requires_grad]
         if roots:
             torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
@@ -97,10 +105,11 @@ def _run(layer: Layer, values: dict[str, Any]) -> float:
     return float(counter.get_total_flops())
 
 
-def _leaf(value: Any) -> Any:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
+def _leaf(value: Any, *, trained: bool) -> Any:
+    """A copy, which may be worked on in place."""
+    if not isinstance(value, Tensor):
         return value
-    return value.detach().clone().requires_grad_().clone()  # the second copy may be worked on in place
+    return value.detach().requires_grad_(trained and value.is_floating_point()).clone()
 
 
 def _rows(layer: Layer, values: Mapping[str, Any]) -> int:

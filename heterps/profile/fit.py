@@ -31,7 +31,7 @@ def fit_scaling(seconds: Mapping[int, float]) -> Scaling:
     units = np.array(sorted(seconds), dtype=float)
     times = np.array([seconds[int(k)] for k in units])
     if len(units) == 1 or not np.all(times > 0):
-        return Scaling(float(times[0]), 1.0)
+        return Scaling(float(times[0] * units[0]), 1.0)
     serial, parallel = nnls(np.stack([1 / times, 1 / units / times], axis=1), np.ones(len(units)))[0]
     whole = float(serial + parallel)
     return Scaling(whole, float(parallel) / whole if whole else 1.0)

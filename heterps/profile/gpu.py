@@ -12,6 +12,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,10 @@ def _timed_step(stages: Sequence[Stage], number: int, batch: Batch, micro_batche
     steps = []
     for stage in stages:
         own = {name: batch[name] for name in stage.reads}
-        held: Any = {n: v.to("cuda") if n in stage._tensors and isinstance(v, torch.Tensor) else v for n, v in own.items()}
+        held = dict(own)
+        for name in stage._tensors:
+            if isinstance(value := own[name], torch.Tensor):
+                held[name] = value.to("cuda")
         steps.append(Step(number, held, bounds))
         stage.begin(Step(number, own, bounds), stage.prepare(own))
     torch.cuda.synchronize()
@@ -127,11 +131,11 @@ def _timed_step(stages: Sequence[Stage], number: int, batch: Batch, micro_batche
     for part in range(parts):
         tensors: Any = {}
         for i, stage in enumerate(stages):
-            tensors = timed(i, lambda stage=stage, i=i, given=tensors, part=part: stage.forward(steps[i], part, given))
+            tensors = timed(i, partial(stage.forward, steps[i], part, tensors))
         for i in reversed(range(len(stages) - 1)):
-            tensors = timed(i, lambda i=i, given=tensors, part=part: stages[i].backward(steps[i], part, given))
+            tensors = timed(i, partial(stages[i].backward, steps[i], part, tensors))
     for i, stage in enumerate(stages):
-        timed(i, lambda stage=stage, i=i: stage.apply(steps[i]))
+        timed(i, partial(stage.apply, steps[i]))
     torch.cuda.synchronize()
     spent = [0.0] * len(stages)
     for which, before, after in marks:
@@ -139,7 +143,9 @@ def _timed_step(stages: Sequence[Stage], number: int, batch: Batch, micro_batche
     return spent
 
 
-def crossing_s(chain: Chain, batches: Sequence[Batch], settings: Settings, *, units: int, effort: Effort) -> Times | None:
+def crossing_s(
+    chain: Chain, batches: Sequence[Batch], settings: Settings, *, units: int, effort: Effort
+) -> Times | None:
     """Times of the leading embedding layers on `units` cores whose rows cross to a GPU; None if there are none.
 
     Rows that a GPU reads are pulled and pushed another way than those that cores read: distinct ones, into pinned

@@ -62,7 +62,9 @@ def measure_links() -> Links:
                  host_to_device_gbps=up, device_to_host_gbps=down)  # fmt: skip
 
 
-def measure_served(layers: Sequence[SparseEmbedding], batches: Sequence[Batch], *, rounds: int = 6) -> dict[str, Served]:
+def measure_served(
+    layers: Sequence[SparseEmbedding], batches: Sequence[Batch], *, rounds: int = 6
+) -> dict[str, Served]:
     """Pulls and pushes the ids of batches at a server process; gives the cost of each layer, by name."""
     found = {}
     with tempfile.TemporaryDirectory() as folder, _peer("serve", f"ipc://{folder}/ps") as server:
@@ -150,9 +152,12 @@ def _timed_echo(socket: zmq.Socket[bytes], payload: bytes, count: int) -> float:
 
 
 def _all_reduce() -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        with _peer("reduce", f"{folder}/store", "0") as first, _peer("reduce", f"{folder}/store", "1") as second:
-            return min(float(first.line()), float(second.line()))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _peer("reduce", f"{folder}/store", "0") as first,
+        _peer("reduce", f"{folder}/store", "1") as second,
+    ):
+        return min(float(first.line()), float(second.line()))
 
 
 def _to_gpu() -> tuple[float, float]:

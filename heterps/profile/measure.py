@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-
 from heterps.errors import InvalidInput
 from heterps.models import Chain
 from heterps.models.batch import Batch, batch_size
@@ -24,7 +23,6 @@ from heterps.profile.sweep import Effort, Times, fill_tables, make_stages, run_s
 from heterps.runtime.feed import Feed
 from heterps.runtime.settings import Settings
 from heterps.runtime.tables import bind_tables
-from heterps.store import SparseTable
 
 OnProgress = Callable[[str, float], None]
 """Called with what is being measured and the share that is done."""
@@ -77,9 +75,7 @@ def unit_counts(cores: int) -> list[int]:
 
 
 class _Measuring:
-    def __init__(
-        self, chain: Chain, data: Any, settings: Settings, efforts: Efforts, on_progress: OnProgress
-    ) -> None:
+    def __init__(self, chain: Chain, data: Any, settings: Settings, efforts: Efforts, on_progress: OnProgress) -> None:
         self._original, self._data, self._settings, self._efforts = chain, data, settings, efforts
         self._on_progress = on_progress
         self._hardware = here()
@@ -157,11 +153,12 @@ class _Measuring:
     def _overheads(self, batches: Sequence[Batch], real: Times) -> list[float]:
         """Seconds of a micro-batch on one core that do not grow with its samples."""
         size = batch_size(batches[0])
-        small = max(1, size // SMALL_SHARE)
+        parts = self._settings.micro_batches
+        small = min(size, max(size // SMALL_SHARE, parts))  # both batches are cut into as many micro-batches
         settings = replace(self._settings, batch_size=small)
         cut = itertools.cycle([_first(batch, small) for batch in batches])
         times = sweep(self._chain, cut, units=1, settings=settings, effort=self._efforts.small)
-        parts = self._settings.micro_batches
+        parts = min(parts, size)
         return [fit_overhead(small, s, size, r).fixed_s / parts for s, r in zip(times.median, real.median, strict=True)]
 
     def _state_bytes(self, batch: Batch) -> list[int]:
@@ -213,7 +210,7 @@ def _layer(
     crosses = crossing is not None and number < crossing[1].seconds.shape[1]
     return LayerTimes(
         name=count.name, kind=count.kind, input_bytes=count.input_bytes, output_bytes=count.output_bytes,
-        state_bytes=state_bytes, sharded=count.rows > 0, flops=count.flops, moved_bytes=count.moved_bytes,
+        state_bytes=state_bytes, sharded=count.row_bytes > 0, flops=count.flops, moved_bytes=count.moved_bytes,
         random_bytes=count.random_bytes, parameter_bytes=count.parameter_bytes, exchanged_bytes=count.exchanged_bytes,
         cpu_s={str(units): float(times.median[number]) for units, times in by_units.items()},
         cpu_spread=float(by_units[1].spread[number]), overhead_s=overhead_s,
@@ -224,5 +221,3 @@ def _layer(
 
 def _first(batch: Batch, samples: int) -> Batch:
     return {name: value[:samples] for name, value in batch.items()}
-
-

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 
 
 def echo() -> None:
     """Answers the last of each row of messages; prints its address first."""
     import zmq
 
+    _end_with_parent()
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.bind("tcp://127.0.0.1:*")
         _say(socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode())  # type: ignore[union-attr]
@@ -26,6 +30,7 @@ def reduce(store: str, rank: str) -> None:
     import torch
     from torch import distributed
 
+    parent = _end_with_parent()
     distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=int(rank), world_size=2, timeout=timedelta(seconds=60)
     )
@@ -38,7 +43,7 @@ def reduce(store: str, rank: str) -> None:
         seconds.append(time.perf_counter() - began)
     distributed.barrier()
     _say(str(grads.nbytes / min(seconds)))
-    sys.stdin.read()
+    parent.join()
 
 
 def serve(address: str) -> None:
@@ -52,10 +57,23 @@ def serve(address: str) -> None:
         _say(str(time.process_time()))
 
 
+def _end_with_parent() -> threading.Thread:
+    """Ends this process when its input is closed, as it is when whoever started it is gone, in whatever way."""
+
+    def wait() -> None:
+        sys.stdin.read()
+        os._exit(0)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    {"echo": echo, "reduce": reduce, "serve": serve}[sys.argv[1]](*sys.argv[2:])
+    kinds: dict[str, Callable[..., None]] = {"echo": echo, "reduce": reduce, "serve": serve}
+    kinds[sys.argv[1]](*sys.argv[2:])

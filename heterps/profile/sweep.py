@@ -8,6 +8,7 @@ reading takes its share of the cores here too.
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -98,7 +99,7 @@ def sweep(chain: Chain, batches: Iterator[Batch], *, units: int, settings: Setti
 
     Args:
         chain: a copy that may be trained; tables that are bound keep their rows.
-        batches: at least `WARM_UP_STEPS + 1`; a batch that is shorter than the first is left out.
+        batches: at least `WARM_UP_STEPS + 1`; a batch of another size than the first is left out.
         units: cores: threads of computing and of the tables.
         settings: micro-batches, precision and optimizer of the run.
         effort: how long to measure.
@@ -109,10 +110,12 @@ def sweep(chain: Chain, batches: Iterator[Batch], *, units: int, settings: Setti
         stages = make_stages(chain, settings, units)
         found: list[list[float]] = []
         size, until = 0, float("inf")
-        for number, batch in enumerate(batches):
+        numbers = itertools.count()
+        for batch in batches:
             size = size or batch_size(batch)
-            if batch_size(batch) < size:
+            if batch_size(batch) != size:
                 continue
+            number = next(numbers)
             seconds = run_step(stages, number, batch, settings.micro_batches)
             if number == WARM_UP_STEPS - 1:
                 until = time.perf_counter() + effort.seconds

@@ -15,7 +15,8 @@ class Curve:
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:
-        self._most = max(2, most)
+        self._room = max(2, (most - 1) // 2 * 2)
+        """Of the kept points: one place is for the last, and of an even number half are left at even distances."""
         self._points: list[tuple[float, float]] = []
         self._last: tuple[float, float] | None = None
         self._every = 1
@@ -32,7 +33,7 @@ class Curve:
         if self._waiting:
             self._waiting -= 1
             return
-        if len(self._points) >= self._most - 1:  # one place is for the last point
+        if len(self._points) >= self._room:
             del self._points[1::2]
             self._every *= 2
         self._points.append(self._last)

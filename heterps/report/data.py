@@ -12,18 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from heterps.report import planning, state
+from heterps.report import measured, planning, state
 from heterps.report.files import OTHERS, PLANNING, RunFiles, read_object, read_planning, signature
 from heterps.report.telemetry import TelemetryReader
 from heterps.report.timeline import timeline
 from heterps.report.verdict import verdict
-from heterps.units import MILLION, SECONDS_PER_HOUR
 
 FORMAT = "heterps.report/1"
 TELEMETRY = "telemetry.jsonl"
 LIVE_BYTES = 64 << 20
 """Of telemetry that a live page reads before it shows what it has (assumed: about two seconds)."""
-CURVES = ("loss", "auc", "eval/loss", "eval/auc")
 
 BEGUN = "They come when the run has done some steps."
 MISSING = {
@@ -63,18 +61,18 @@ class RunReader:
         telemetry = self._telemetry
         now = state.of_run(self.path, telemetry, clock=self._clock)
         result = others["result.json"] if now != state.RUNNING else None  # else that of an earlier session
-        measured = _measured(telemetry, result, job, planned["plan"])
-        stages = _stages(telemetry, result, planned["plan"], measured)
+        found = measured.measured(telemetry, result, job, planned["plan"])
+        stages = measured.stages(telemetry, result, planned["plan"], found)
         data: dict[str, Any] = {
             "format": FORMAT,
             "run": _run(self.path, telemetry, job, result, now) | {"caught_up": caught_up},
             "types": planning.types(files, [stage["type"] for stage in stages or ()]),
             **planned,
-            "measured": measured,
+            "measured": found,
             "stages": stages,
             "timeline": timeline(telemetry, newest=now == state.RUNNING),
-            "curves": _curves(telemetry, measured["batch_size"]),
-            "store": _store(telemetry),
+            "curves": measured.curves(telemetry, found["batch_size"]),
+            "store": measured.store(telemetry),
             "environment": environment,
             "job": job,
         }  # fmt: skip
@@ -135,103 +133,6 @@ def _run(
         "step": (result or {}).get("steps") or (int(done[1]) if done else 0),
         "steps": train.get("steps") if isinstance(train, dict) else None,
     }
-
-
-def _measured(
-    telemetry: TelemetryReader, result: dict[str, Any] | None, job: dict[str, Any] | None, plan: dict[str, Any] | None
-) -> dict[str, Any]:
-    """What the result says, and before there is one, what telemetry tells."""
-    train = (job or {}).get("train")
-    batch = train.get("batch_size") if isinstance(train, dict) else None
-    if batch is None and result and result.get("steps"):
-        batch = result["samples"] / result["steps"]
-    found: dict[str, Any] = {"batch_size": batch, "steps": telemetry.session.steps}
-    if result is not None:
-        measured = result.get("measured") or {}
-        found |= {key: result.get(key) for key in ("steps", "samples", "seconds", "loss", "auc", "eval_loss")}
-        found |= {key: measured.get(key) for key in ("throughput", "usd_per_million_samples")}
-        found["auc_of"] = "held-out" if result.get("eval_loss") is not None else "training"
-        return found
-    speed = _newest_speed(telemetry)
-    throughput = speed * batch if speed and batch else None
-    cost = None
-    if plan is not None and throughput:
-        cost = plan["predicted"]["usd_per_hour"] / SECONDS_PER_HOUR / throughput * MILLION
-    held_out = "eval/auc" in telemetry.curves
-    return found | {
-        "throughput": throughput, "usd_per_million_samples": cost, "loss": _last(telemetry, "loss"),
-        "auc": _last(telemetry, "eval/auc" if held_out else "auc"), "auc_of": "held-out" if held_out else "training",
-        "eval_loss": _last(telemetry, "eval/loss"), "seconds": telemetry.session.last_t, "samples": None,
-    }  # fmt: skip
-
-
-def _newest_speed(telemetry: TelemetryReader) -> float | None:
-    """Steps a second over the last quarter of the session."""
-    points = [(float(t or 0), float(done or 0)) for t, done in telemetry.session.done.points()]
-    if len(points) < 2:
-        return None
-    (t0, done0), (t1, done1) = points[-max(2, len(points) // 4)], points[-1]
-    return (done1 - done0) / (t1 - t0) if t1 > t0 else None
-
-
-def _last(telemetry: TelemetryReader, name: str) -> float | None:
-    curve = telemetry.curves.get(name)
-    value = curve.last[1] if curve is not None and curve.last is not None else None
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _stages(
-    telemetry: TelemetryReader, result: dict[str, Any] | None, plan: dict[str, Any] | None, measured: dict[str, Any]
-) -> list[dict[str, Any]] | None:
-    """Each stage's predicted and measured seconds a step. Without a result, the measured ones are telemetry's."""
-    planned = plan["stages"] if plan is not None else []
-    work, steps, elapsed = telemetry.work_s(), telemetry.session.steps, _elapsed(telemetry)
-    stages = [dict(stage) for stage in (result or {}).get("stages") or () if isinstance(stage, dict)]
-    if not stages:
-        stages = [
-            {
-                "type": planned[number]["type"] if number < len(planned) else "here",
-                "units": planned[number]["units"] if number < len(planned) else None,
-                "measured_s": seconds / max(1, steps), "busy": min(1.0, seconds / elapsed) if elapsed > 0 else None,
-            }
-            for number, seconds in work.items()
-        ]  # fmt: skip
-    for number, stage in enumerate(stages):
-        per_sample = planned[number].get("seconds") if len(planned) == len(stages) else None
-        if stage.get("predicted_s") is None:
-            batch = measured["batch_size"]
-            stage["predicted_s"] = per_sample * batch if per_sample is not None and batch else None
-    return stages or None
-
-
-def _elapsed(telemetry: TelemetryReader) -> float:
-    """Seconds between the first and the last step."""
-    points = telemetry.session.done.points()
-    return float(points[-1][0] or 0) - float(points[0][0] or 0) if len(points) > 1 else 0.0
-
-
-def _curves(telemetry: TelemetryReader, batch: float | None) -> dict[str, Any] | None:
-    curves: dict[str, Any] = {name: telemetry.curves[name].points() for name in CURVES if name in telemetry.curves}
-    done = [(float(t or 0), float(steps or 0)) for t, steps in telemetry.session.done.points()]
-    if batch and len(done) > 2:
-        curves["throughput"] = [
-            [done1, (done1 - done0) * batch / (t1 - t0)]
-            for (t0, done0), (t1, done1) in zip(done, done[1:], strict=False) if t1 > t0
-        ]  # fmt: skip
-    return curves or None
-
-
-def _store(telemetry: TelemetryReader) -> list[dict[str, Any]] | None:
-    """Tables with their newest figures, and how rows and bytes grew."""
-    tables: dict[str, dict[str, Any]] = {}
-    for name, curve in telemetry.curves.items():
-        if name.startswith("table/") and name.count("/") >= 2 and curve.last is not None:
-            table, _, figure = name.removeprefix("table/").rpartition("/")
-            entry = tables.setdefault(table, {"name": table, "curves": {}})
-            entry[figure] = curve.last[1]
-            if figure in ("rows", "bytes"):
-                entry["curves"][figure] = curve.points()
-    return list(tables.values()) or None
 
 
 def _missing(data: dict[str, Any], known: dict[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ ACCENT, QUIET = "#2563eb", "#94a3b8"
 def plot_comparison(result: Comparison, path: str) -> None:
     """Bars of each method's cost per million samples, with the proved bound as a line."""
     rows = sorted((row for row in result.rows if row.plan), key=lambda row: row.gap or 0.0, reverse=True)
-    figure = _figure(height=1.2 + 0.35 * len(rows))
+    figure = new_figure(height=1.2 + 0.35 * len(rows))
     axes = figure.subplots()
     costs = [row.plan.predicted.usd_per_million_samples for row in rows if row.plan]
     bars = axes.barh(
@@ -30,12 +30,12 @@ def plot_comparison(result: Comparison, path: str) -> None:
         axes.set_title("dashed: no plan costs less (proved)", fontsize=9, loc="left")
     axes.set_xlabel("US dollars a million samples")
     axes.margins(x=0.15)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_frontier(plans: Sequence[Plan], path: str) -> None:
     """Cost per million samples over throughput, as the staircase it is."""
-    figure = _figure(height=4.0)
+    figure = new_figure(height=4.0)
     axes = figure.subplots()
     throughputs = [plan.predicted.throughput for plan in plans]
     costs = [plan.predicted.usd_per_million_samples for plan in plans]
@@ -47,10 +47,11 @@ def plot_frontier(plans: Sequence[Plan], path: str) -> None:
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _figure(*, height: float) -> Figure:
+def new_figure(*, height: float) -> Figure:
+    """An empty figure of the usual width; `HeterPSError` without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -58,7 +59,8 @@ def _figure(*, height: float) -> Figure:
     return Figure(figsize=(7.5, height), layout="constrained")
 
 
-def _save(figure: Figure, path: str) -> None:
+def save_figure(figure: Figure, path: str) -> None:
+    """Writes a figure; `InvalidInput` if the path does not take it."""
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -62,10 +63,15 @@ class ReportServer(ThreadingHTTPServer):
                 f"cannot serve on {host}:{port} ({why}); choose another --port, or 0 for any that is free"
             ) from None
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that was closed while it was answered is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     @property
     def address(self) -> str:
         """Where the page is."""
-        host = "127.0.0.1" if self._host in ("", "0.0.0.0") else self._host  # noqa: S104
+        host = "127.0.0.1" if self._host in ("", "0.0.0.0") else self._host
         return f"http://{host}:{self.server_address[1]}/"
 
     def is_for_us(self, host: str | None) -> bool:

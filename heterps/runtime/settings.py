@@ -81,6 +81,8 @@ class Settings:
     """Show a progress line."""
     log_every: int = 20
     """Steps between scalars and updates of the progress line."""
+    on_log: Callable[[int, float], None] | None = None
+    """Called as often with the samples trained by this call, and the seconds without evaluations and checkpoints."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("sync", "async"):

@@ -115,6 +115,8 @@ class Stage:
             layer.name for layer in self.layers if any(getattr(module, "inplace", False) for module in layer.modules())
         }
         self._writer_of = {tensor: layer.name for layer in self.layers for tensor in layer.writes}
+        self.device_s, self.device_steps = 0.0, 0
+        """Seconds that a GPU worked, and for how many steps, where it tells; else the stage's spans do."""
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._loss_sum: Tensor | None = None
 

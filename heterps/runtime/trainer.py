@@ -94,9 +94,9 @@ class Trainer:
             self._progress = stack.enter_context(
                 Progress(total=settings.steps, samples=self._samples, quiet=not settings.progress)
             )
-            began = time.perf_counter()
+            self._began = time.perf_counter()
             self._train(stop)
-            seconds = time.perf_counter() - began - self._outside_s
+            seconds = self._seconds()
             return self._result(seconds)
 
     def _train(self, stop: threading.Event) -> None:
@@ -169,6 +169,12 @@ class Trainer:
             self._recorder.scalar("auc", auc, step=self._step)
         busy = {stage.spec.number: self._recorder.busy(stage.spec.number) for stage in self._stages}
         self._progress.update(step=self._step, samples=self._samples, loss=loss, auc=auc, busy=busy)
+        if self._settings.on_log is not None:
+            self._settings.on_log(self._samples - self._first_samples, self._seconds())
+
+    def _seconds(self) -> float:
+        """Of training, without evaluations and checkpoints."""
+        return time.perf_counter() - self._began - self._outside_s
 
     def _log_tables(self, *, at_once: bool) -> None:
         """What the tables of this process hold and did, once in a while and whenever the pipeline is empty."""
@@ -279,9 +285,10 @@ class Trainer:
         for stage in self._stages:
             spec, steps = stage.spec, max(1, len(self._losses))
             worked = sum(total.seconds for (number, _), total in totals.items() if number == spec.number)
+            step_s = stage.device_s / stage.device_steps if stage.device_steps else worked / steps
             stages.append(
-                StageResult(type=spec.type, units=spec.units, measured_s=worked / steps,
-                            busy=min(1.0, worked / seconds) if seconds > 0 else 0.0)
+                StageResult(type=spec.type, units=spec.units, measured_s=step_s,
+                            busy=min(1.0, step_s * steps / seconds) if seconds > 0 else 0.0)
             )  # fmt: skip
         last = self._evaluations[-1] if self._evaluations and self._evaluations[-1].step == self._step else None
         own_auc = self._auc.compute() if self._auc is not None else None

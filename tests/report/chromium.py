@@ -38,7 +38,7 @@ class Chromium:
              "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
              "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(3, 4, theirs_in, theirs_out),
-            preexec_fn=as_expected,  # noqa: PLW1509
+            preexec_fn=as_expected,
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)

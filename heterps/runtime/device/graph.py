@@ -41,6 +41,8 @@ class Report:
     event: Any
     offered: tuple[int, ...]
     """Ids that each table had been offered."""
+    began: Any
+    """Event of the step's start, with a time, as `event` has."""
 
     def ready(self) -> bool:
         """True when it can be read without waiting."""
@@ -82,7 +84,8 @@ class GraphStage(Stage):
         self._losses: dict[int, Report] = {}
         words = torch.zeros(REPORTS, 1 + len(self._kernel_tables), dtype=torch.int32, pin_memory=True)
         self._ring = words.unbind()
-        self._ring_events = [torch.cuda.Event() for _ in range(REPORTS)]  # type: ignore[no-untyped-call]
+        self._ring_events = [_timed_event() for _ in range(REPORTS)]
+        self._starts = [_timed_event() for _ in range(REPORTS)]
         self._unread: deque[Report] = deque()
         self._sent: deque[tuple[Any, Any]] = deque()
         self._captures_optimizer = _make_capturable(self.optimizer, self.spec.device, scheduled=scheduled)
@@ -170,17 +173,19 @@ class GraphStage(Stage):
         self._staging.take(self._packed, stream)
         for name, value in incoming.items():
             self._arrivals[name].bring(value)
+        turn = step.number % REPORTS
+        self._starts[turn].record(stream)
         self._graph.replay()
         if not self._captures_optimizer and self.optimizer is not None:
             for parameter, grad in self._graph_grads:
                 parameter.grad = grad
             self.optimizer.step()
         self._replayed.add(step.number)
-        turn = step.number % REPORTS
         self._ring[turn].copy_(self._words, non_blocking=True)
         event = self._ring_events[turn]
         event.record(stream)
-        report = Report(self._ring[turn], event, tuple(table.offered for table in self._kernel_tables))
+        report = Report(self._ring[turn], event, tuple(table.offered for table in self._kernel_tables),
+                        self._starts[turn])  # fmt: skip
         self._losses[step.number] = report
         self._unread.append(report)
         self._keep_until(event, incoming)
@@ -222,6 +227,8 @@ class GraphStage(Stage):
         """Room for the step's ids in every table, by what the reports of earlier steps told."""
         while self._unread and self._unread[0].ready():
             report = self._unread.popleft()
+            self.device_s += report.began.elapsed_time(report.event) / 1e3
+            self.device_steps += 1
             for table, used, offered in zip(
                 self._kernel_tables, report.words[1:].tolist(), report.offered, strict=True
             ):
@@ -329,6 +336,10 @@ def _flatten(ids: list[Value], out: Tensor) -> None:
         assert isinstance(value, Tensor)
         _copy(value.reshape(-1), out[first : first + value.numel()])
         first += value.numel()
+
+
+def _timed_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer | None, device: torch.device, *, scheduled: bool) -> bool:

@@ -7,13 +7,17 @@ from functools import partial
 from importlib import import_module
 
 from heterps.errors import InvalidInput, did_you_mean
+from heterps.schedule.methods.limited import Limited, Rationed
 from heterps.schedule.objective import Objective
 from heterps.schedule.search import Method, Settings
 
 __all__ = ["METHODS", "make_method", "method_names"]
 
+AUTO, ONLY, LOCAL = "auto", "only:", "exact+local"
+
 METHODS: dict[str, str] = {
     "exact": "heterps.schedule.methods.exact:Exact",
+    LOCAL: "heterps.schedule.methods.local:ExactLocal",
     "rl": "heterps.schedule.rl.reinforce:rl",
     "rl-rnn": "heterps.schedule.rl.reinforce:rl_rnn",
     "brute-force": "heterps.schedule.methods.brute_force:BruteForce",
@@ -24,12 +28,13 @@ METHODS: dict[str, str] = {
 }
 """Name -> where it is made. Beside these there are `only:TYPE`, and `auto`, which chooses."""
 
-AUTO, ONLY = "auto", "only:"
-
 
 def method_names(types: tuple[str, ...]) -> list[str]:
-    """Every method that a cluster of these types has, `auto` aside."""
-    return [*METHODS, *(ONLY + name for name in types)]
+    """Every method worth comparing on the closed form, for a cluster of these types.
+
+    Left out are `auto`, which is one of them, and `exact+local`, which has nothing to improve there.
+    """
+    return [*(name for name in METHODS if name != LOCAL), *(ONLY + name for name in types)]
 
 
 def resolve(name: str, objective: Objective) -> str:
@@ -50,7 +55,8 @@ def make_method(name: str, objective: Objective, settings: Settings) -> Method:
     else:
         known = [AUTO, *METHODS, ONLY + "TYPE"]
         raise InvalidInput(f"unknown method {name!r}; the methods are {', '.join(known)}.{did_you_mean(name, known)}")
-    return make(objective, settings)
+    method = make(objective, settings)
+    return Limited(method, objective) if isinstance(objective, Rationed) else method
 
 
 def _load(where: str) -> Callable[..., Method]:

@@ -1,10 +1,10 @@
 r"""Failures, restarts and checkpoints: what share of the time trains.
 
-Training goes on for `checkpoint_every_s` = T, then a checkpoint stops it for `checkpoint_s` = c. n units that each fail at
-rate r fail together at rate f = n r, whatever happened before (exponential times between failures). A failure throws
-training back to the last checkpoint and costs a restart of R seconds, during which nothing else fails. One period of T
-is done after E seconds on average: it succeeds at once with probability e^(-f(T+c)), and otherwise the time until
-the failure and the restart are spent and it begins anew, so that
+Training goes on for `checkpoint_every_s` = T, then a checkpoint stops it for `checkpoint_s` = c. n units that each
+fail at rate r fail together at rate f = n r, whatever happened before (exponential times between failures). A failure
+throws training back to the last checkpoint and costs a restart of R seconds, during which nothing else fails. One
+period of T is done after E seconds on average: it succeeds at once with probability e^(-f(T+c)), and otherwise the
+time until the failure and the restart are spent and it begins anew, so that
 
     E = (e^(f (T + c)) - 1) (1/f + R),      share = T / E,      T / (T + c) without failures.
 """
@@ -24,9 +24,11 @@ CHUNK = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """A run of `hours` with failures. `share` is the part of the time whose training was kept; the rest went into
-    checkpoints, training that was lost and restarts (seconds), or was cut off by the end of the run.
-    """  # noqa: D205
+    """A run of `hours` with failures.
+
+    `share` is the part of the time whose training was kept; the rest went into training that was lost, restarts and
+    checkpoints (seconds of each).
+    """
 
     count: int
     share: float
@@ -53,7 +55,7 @@ def expected_share(conditions: Conditions, units: int) -> float:
 
 
 def run_with_failures(conditions: Conditions, units: int) -> Failures:
-    """One run of `conditions.hours`, drawn with the seed. What is trained since the last checkpoint counts at its end."""
+    """One run of `conditions.hours`, drawn with the seed; at its end, what no checkpoint holds yet counts too."""
     end, rate = conditions.hours * SECONDS_PER_HOUR, failure_rate(conditions, units)
     useful, period = conditions.checkpoint_every_s, conditions.checkpoint_every_s + conditions.checkpoint_s
     rng = np.random.default_rng([conditions.seed, 0xFA11])

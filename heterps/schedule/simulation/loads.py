@@ -27,9 +27,10 @@ SERIAL, PARALLEL, LINK, SHARED, SERVER = range(5)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """The stages of a placement before units are chosen: seconds a sample, one entry a stage; `shared` in bits a sample,
-    forward and backward.
-    """  # noqa: D205
+    """The stages of a placement before units are chosen: seconds a sample, one entry a stage.
+
+    `shared` is bits a sample, forward and backward.
+    """
 
     firsts: NDArray[np.intp]
     lasts: NDArray[np.intp]
@@ -49,7 +50,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the simulation of a pipeline gives: samples a second, and the share of the time that each resource is busy."""
+    """What a simulated pipeline gives: samples a second, and the share of the time that each resource is busy."""
 
     throughput: float
     compute: tuple[float, ...]
@@ -101,7 +102,9 @@ def measure(
         return Measured(0.0, idle, idle, 0.0, 0.0, micro_batches, staleness)
     samples = problem.profile.batch_size / micro_batches
     cycle = staleness + 1
-    steps = cycle * math.ceil((conditions.steps if conditions.jitter > 0 else min(conditions.steps, max(60, 10 * cycle))) / cycle)
+    steps = cycle * math.ceil(
+        (conditions.steps if conditions.jitter > 0 else min(conditions.steps, max(60, 10 * cycle))) / cycle
+    )
     seconds, compute, link, shared, server = _native.simulate(
         _loads(work, np.asarray(units, dtype=float), server_units, conditions) * samples,
         units=[float(k) for k in units], keys=work.firsts.tolist(), server_units=float(server_units),

@@ -17,9 +17,10 @@ from heterps.units import MILLION, SECONDS_PER_HOUR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageUse:
-    """A stage in a simulation: shares of the time that its units compute, that its link is busy, and that its units wait
-    (for input, for their link, for the step before).
-    """  # noqa: D205
+    """A stage in a simulation: shares of the time that its units compute, its link is busy, and its units wait.
+
+    They wait for input, for their link or the server, or for the step before.
+    """
 
     first: int
     last: int
@@ -32,9 +33,11 @@ class StageUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """A simulated run. `throughput` and the money include failures, `running_throughput` is what holds between them
-    (samples a second); `bounds` names the busiest resource. Money is infinite where nothing gets done.
-    """  # noqa: D205
+    """A simulated run.
+
+    `throughput` and the money include failures, `running_throughput` is what holds between them (samples a second).
+    `bounds` names the busiest resource. Money is infinite where nothing gets done.
+    """
 
     throughput: float
     running_throughput: float
@@ -58,9 +61,10 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One step from the closed form down to the simulation: what comes in, the throughput with it, and the share of the
-    rung before that it costs (negative if it gains).
-    """  # noqa: D205
+    """One step from the closed form down to the simulation: what comes in, and the throughput with it.
+
+    `costs` is the share of the rung before that is lost; negative if it gains.
+    """
 
     name: str
     throughput: float
@@ -106,7 +110,7 @@ def simulate_plan(problem: Problem, plan: Plan, conditions: Conditions) -> Simul
 
 
 def what_it_costs(problem: Problem, plan: Plan, conditions: Conditions) -> tuple[Rung, ...]:
-    """From the closed form to the simulation: the pipeline itself, then shared links, jitter and failures, if there are.
+    """From the closed form to the simulation: the pipeline itself, then shared links, jitter and failures, if any.
 
     The closed form's `sync` factor is in its rung, so the pipeline's is the difference to it.
     """

@@ -1,0 +1,79 @@
+"""`heterps profile`: what each layer of a job costs on each type of hardware."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from heterps.cli.options import Json
+
+if TYPE_CHECKING:
+    from heterps.catalog import Catalog
+    from heterps.job import Job
+    from heterps.plan import Cluster
+    from heterps.profile.measurement import Measurement
+
+
+def profile(
+    job_file: Annotated[str, typer.Argument(metavar="JOB", help="job.yaml; heterps init writes one.")],
+    types: Annotated[
+        str | None,
+        typer.Option(help="Types by name, with commas: cpu, catalog names; by default the job's, and those here."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="profile.json", help="Write the profile to a file.")] = None,
+    cluster_out: Annotated[
+        str | None, typer.Option(metavar="cluster.yaml", help="Write the types, with prices, to a file.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, whatever the cache has.")] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as train.batch_size=512.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure every layer on the hardware here, and derive what it costs elsewhere."""
+    from heterps import catalog as catalogs
+    from heterps.cli.measuring import measured_job
+    from heterps.job import Job
+    from heterps.profile.assemble import assemble
+
+    job = Job.load(job_file).with_values(settings or (), source=job_file)
+    catalog = catalogs.load()
+    asked = None if types is None else [name.strip() for name in types.split(",") if name.strip()]
+    measured = measured_job(job, fresh=fresh, quiet=json)
+    cluster = _cluster(job, asked, measured, catalog)
+    made = assemble(measured, cluster, catalog=catalog)
+    if out is not None:
+        made.save(out)
+    if cluster_out is not None:
+        cluster.save(cluster_out)
+    if json:
+        typer.echo(made.to_text(), nl=False)
+        return
+    from rich.console import Console
+
+    from heterps.report.profiles import profile_table
+
+    Console().print(profile_table(made, list(cluster.types)))
+    for path in (out, cluster_out):
+        if path is not None:
+            typer.echo(f"written to {path}")
+
+
+def _cluster(job: Job, asked: list[str] | None, measured: Measurement, catalog: Catalog) -> Cluster:
+    """The types to profile: those asked for, or the job's, with those of this machine."""
+    from heterps.catalog import cluster_of
+    from heterps.loop.here import cluster_here
+    from heterps.loop.measuring import cluster_of_job
+    from heterps.plan import Cluster
+
+    here = cluster_here(measured.hardware, measured.links, catalog)
+    if asked is not None:
+        others = [name for name in asked if name not in here.types]
+        found = {**here.types, **(cluster_of(others, catalog=catalog).types if others else {})}
+        names = [name.partition(":")[0] for name in asked]
+        return Cluster(types={name: found[name] for name in names})
+    cluster = cluster_of_job(job, catalog)
+    if cluster is None:
+        return here
+    return Cluster(types={**here.types, **cluster.types}, parameter_server=cluster.parameter_server)

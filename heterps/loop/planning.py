@@ -1,0 +1,99 @@
+"""Which plan to run: the cheapest over the job's cluster if this machine can run it, else the best one for this machine.
+
+The hardware here is paid for whether it works or not, so the best plan for it is the fastest one, unless the job names
+it as its cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heterps.catalog import Catalog
+from heterps.errors import Infeasible
+from heterps.job import Job
+from heterps.loop.here import cluster_here, missing
+from heterps.loop.measuring import cluster_of_job, job_samples
+from heterps.plan import Cluster, Plan
+from heterps.profile.assemble import assemble
+from heterps.profile.measurement import Measurement
+from heterps.schedule.goal import Goal
+from heterps.schedule.infeasible import NO_MONEY_LIMIT_USD
+from heterps.schedule.planner import OnProgress, breakdown, make_plan
+from heterps.schedule.problem import Problem
+from heterps.schedule.search import Settings
+from heterps.units import MILLION
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and the problem it solves."""
+
+    problem: Problem
+    plan: Plan
+
+    def stage_seconds(self) -> list[float]:
+        """Predicted seconds of each stage's work for one step."""
+        batch = self.problem.profile.batch_size
+        return [stage.compute_s * batch for stage in breakdown(self.problem, self.plan).stages]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to run, and what to rent."""
+
+    here: Planned
+    """The plan for this machine; the same as `wanted` if that runs here."""
+    wanted: Planned | None
+    """The cheapest plan over the job's cluster; None if the job names none, or no plan meets the goal."""
+    lacking: dict[str, int]
+    """Type -> units of `wanted` that this machine lacks."""
+    infeasible: Infeasible | None = None
+    """Why there is no plan over the job's cluster."""
+
+
+def choose(
+    job: Job, measured: Measurement, *, catalog: Catalog, seed: int = 0, on_progress: OnProgress | None = None
+) -> Choice:
+    """Plans the job: over its cluster if it names one, and for this machine.
+
+    Raises:
+        Infeasible: if the job's goal cannot be met over its own cluster, and that is this machine.
+    """
+    settings = Settings(seed=seed)
+    cluster = cluster_of_job(job, catalog)
+    wanted, infeasible, lacking = None, None, {}
+    if cluster is not None:
+        problem = make_problem(job, measured, cluster, catalog)
+        try:
+            wanted = Planned(
+                problem, make_plan(problem, method=job.plan.method, settings=settings, on_progress=on_progress)
+            )
+        except Infeasible as error:
+            infeasible = error
+        else:
+            lacking = missing(wanted.plan, cluster, measured.hardware, catalog)
+            if not lacking:
+                return Choice(wanted, wanted, {})
+    return Choice(best_here(job, measured, catalog=catalog, settings=settings), wanted, lacking, infeasible)
+
+
+def best_here(
+    job: Job, measured: Measurement, *, catalog: Catalog, settings: Settings = Settings()  # noqa: B008
+) -> Planned:
+    """The fastest plan for this machine."""
+    cluster = cluster_here(measured.hardware, measured.links, catalog)
+    goal = Goal(samples=job_samples(job) or MILLION, budget_usd=NO_MONEY_LIMIT_USD, **_mode(job))
+    problem = Problem(assemble(measured, cluster, catalog=catalog), cluster, goal)
+    return Planned(problem, make_plan(problem, method="exact", settings=settings))
+
+
+def make_problem(job: Job, measured: Measurement, cluster: Cluster, catalog: Catalog) -> Problem:
+    """The job's goal over a cluster. Without a goal, the least cost per sample at any throughput."""
+    stated = {key: value for key, value in (job.goal.model_dump() if job.goal else {}).items() if value is not None}
+    goal = Goal(**(stated or {"min_throughput": 0.0}), **_mode(job))
+    return Problem(assemble(measured, cluster, catalog=catalog), cluster, goal, cluster_source="the job's cluster")
+
+
+def _mode(job: Job) -> dict[str, object]:
+    train = job.train
+    return {"mode": "sync", "micro_batches": train.micro_batches} if train.mode == "sync" else {"mode": "async"}
