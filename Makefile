@@ -24,8 +24,8 @@ help: ## this list
 setup: $(STAMP) ## environment in .venv, native core built
 	@echo "ready: $(BIN)/heterps"
 
-demo: $(STAMP) ## compare all planning methods on CTRDNN and the paper's cluster
-	@$(BIN)/heterps compare --model ctrdnn --cluster paper --min-throughput $(THROUGHPUT)
+demo: $(STAMP) ## profile a click model, plan it over the catalog, train it here, report
+	@$(BIN)/heterps run examples/demo.yaml --here --compare --no-resume --set goal.min_throughput=$(THROUGHPUT)
 
 test: $(STAMP) ## unit tests, two at a time
 	$(BIN)/pytest -n 2

@@ -4,7 +4,7 @@
 
 Every (model, batch size) is measured once, as `heterps profile` does; the plans of a model are predicted from that one
 measurement and then run, one after the other. "calibrated" is the prediction after the plan's own first run was fed
-back, as `heterps calibrate` does, against a second run. The pick is what `heterps plan` chooses over the same types
+back, as `heterps calibrate` does, against a second run. The pick is what `heterps run` chooses over the same types
 without a throughput goal, and its dollars are compared with the best plan of the same model in the table.
 
 On two cores a plan of several stages needs two types of cores: `a` and `b`, at the same price. With --gpu: plans on the
@@ -30,7 +30,7 @@ from heterps import catalog as catalogs
 from heterps.data import make_source
 from heterps.loop.comparing import calibrated, predicted
 from heterps.loop.here import cluster_here
-from heterps.loop.planning import Planned
+from heterps.loop.planning import Planned, simplest
 from heterps.models import Chain, zoo
 from heterps.plan import Cluster, Plan, ResourceType
 from heterps.profile.assemble import assemble
@@ -159,7 +159,10 @@ def run(chain: Chain, case: Case, planned: Planned, data: Any, seconds: float) -
     settings = case.settings()
     result = train(chain, data, planned.plan, steps=steps, batch_size=case.batch, mode=settings.mode,
                    staleness=settings.staleness, micro_batches=settings.micro_batches)  # fmt: skip
-    return result.throughput, [stage.measured_s for stage in result.stages]
+    took = [stage.measured_s for stage in result.stages]
+    was = [f"{seconds * 1e3:.3g}" for seconds in planned.stage_seconds()]
+    print(f"  stages, ms: predicted {was}, measured {[f'{seconds * 1e3:.3g}' for seconds in took]}", flush=True)
+    return result.throughput, took
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,8 @@ def _table(rows: Sequence[Row], measured: dict[Any, Measurement], cluster: Clust
 def _pick(job: Any, measured: Measurement, rows: Sequence[Row], cluster: Cluster) -> str:
     """The pick over the table's types, if it is among the plans that were run."""
     goal = rows[0].case.goal()
-    plan = make_plan(Problem(assemble(measured, cluster, catalog=CATALOG), cluster, goal), method="exact")
+    problem = Problem(assemble(measured, cluster, catalog=CATALOG), cluster, goal)
+    plan = simplest(Planned(problem, make_plan(problem, method="exact"))).plan
     best = min(rows, key=lambda row: row.usd_per_million)
     shape = [(stage.first, stage.last, cluster.types[stage.type].device, stage.units) for stage in plan.stages]
     same = [row for row in rows if shape == [(stage.first, stage.last, cluster.types[stage.type].device, stage.units)

@@ -94,11 +94,12 @@ def contest_table(count: int) -> list[str]:
     head = ["problem", "layers × types", "closed form as is", "its placement", "exact+local", "rl", "simulations"]
     head += ["seconds", "cheaper"]
     rows = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-    tally = {"rl": 0, "exact+local": 0, "same": 0, "neither": 0}
-    improved = failed = 0
-    for i in range(count):
-        rng = np.random.default_rng([SEED, 3, i])
-        problem = random_problem(rng, layers=int(rng.integers(8, 21)), types=int(rng.integers(2, 9)), sync=i % 2 == 1)
+    tally = {"rl": 0, "exact+local": 0, "same": 0}
+    improved = failed = unreached = drawn = 0
+    while sum(tally.values()) < count:
+        drawn += 1
+        problem, i = _problem(drawn - 1), drawn - 1
+        rng = np.random.default_rng([SEED, 4, i])
         best = _exact(problem)
         assert best.placement is not None
         traffic = float(work_of(problem, best.placement).shared.sum()) * problem.goal.throughput_floor / GIGA
@@ -110,6 +111,9 @@ def contest_table(count: int) -> list[str]:
         start = math.inf if found is None else _again(problem, conditions, best.placement, found)
         learned, spent, seconds = _run(problem, conditions, "rl", SIMULATIONS)
         climbed, _, climb_seconds = _run(problem, conditions, "exact+local", spent)
+        if math.isinf(learned) and math.isinf(climbed):
+            unreached += 1
+            continue
         winner = _winner(learned, climbed)
         tally[winner] += 1
         improved += min(learned, climbed) < start * (1 - TIE)
@@ -122,11 +126,19 @@ def contest_table(count: int) -> list[str]:
         print(rows[-1], flush=True)
     return [
         *rows, "",
-        f"`rl` was cheaper on {tally['rl']}, `exact+local` on {tally['exact+local']}, both the same (within {TIE:.1%}) "
-        f"on {tally['same']} and neither found a plan on {tally['neither']} of {count} problems. The closed form's "
-        f"placement, with units chosen by simulation, missed the throughput on {failed}, and a search improved on it "
-        f"by more than {TIE:.1%} on {improved} (those included).",
+        f"`rl` was cheaper on {tally['rl']}, `exact+local` on {tally['exact+local']}, and both the same (within "
+        f"{TIE:.1%}) on {tally['same']} of {count} problems. On {unreached} more, left out, neither found a plan that "
+        f"is fast enough. The closed form's placement, with units chosen by simulation, missed the throughput on "
+        f"{failed} of the {count}, and a search improved on it by more than {TIE:.1%} on {improved} (those included).",
     ]  # fmt: skip
+
+
+def _problem(i: int) -> Problem:
+    """A random problem that asks for 60% of the throughput it was drawn with, as chance needs some room."""
+    rng = np.random.default_rng([SEED, 3, i])
+    layers, types = int(rng.integers(8, 21)), int(rng.integers(2, 9))
+    problem = random_problem(rng, layers=layers, types=types, sync=i % 2 == 1)
+    return problem.with_goal(replace(problem.goal, min_throughput=0.6 * problem.goal.throughput_floor))
 
 
 def _exact(problem: Problem) -> Outcome:
@@ -164,8 +176,6 @@ def _as_is(problem: Problem, best: Outcome, conditions: Conditions) -> str:
 
 
 def _winner(learned: float, climbed: float) -> str:
-    if math.isinf(learned) and math.isinf(climbed):
-        return "neither"
     if math.isfinite(learned) and math.isfinite(climbed) and abs(learned / climbed - 1) <= TIE:
         return "same"
     return "rl" if learned < climbed else "exact+local"

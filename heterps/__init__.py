@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BCE", "BCEWithLogits", "Bags", "Chain", "Checkpoints", "Cluster", "EarlyStop", "HeterPSError", "Hinge",
            "Infeasible", "InvalidInput", "Job", "Layer", "Loss", "Plan", "Profile", "Result", "SparseEmbedding",
-           "compare", "evaluate", "export", "plan", "train"]  # fmt: skip
+           "compare", "evaluate", "export", "plan", "profile", "train"]  # fmt: skip
 __version__ = "0.1.0"
 
 _NAMES = {
@@ -30,8 +30,8 @@ _NAMES = {
     "heterps.runtime.export": ("export",),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
-_PARTS = ("data", "models", "plan", "ps", "runtime", "store", "telemetry")
-"""Parts of the package that need no import of their own; `plan` is a module that is also the function of that name."""
+_PARTS = ("catalog", "data", "models", "plan", "profile", "ps", "runtime", "store", "telemetry")
+"""Parts of the package that need no import of their own; `plan` and `profile` are also the functions of that name."""
 
 
 def __getattr__(name: str) -> Any:

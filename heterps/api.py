@@ -1,10 +1,10 @@
-"""The steps of the command line as functions: `heterps.plan`, `heterps.compare`."""
+"""The steps of the command line as functions: `heterps.profile`, `heterps.plan`, `heterps.compare`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heterps.plan import Cluster, Plan, Profile
 from heterps.schedule.comparison import Comparison, compare_methods
@@ -13,6 +13,10 @@ from heterps.schedule.paper import MODELS, paper_cluster, paper_profile
 from heterps.schedule.planner import OnProgress, make_plan
 from heterps.schedule.problem import Problem
 from heterps.schedule.search import Settings
+
+if TYPE_CHECKING:
+    from heterps.job import Job
+    from heterps.profile.measure import OnProgress as OnMeasured
 
 
 def load_problem(profile: Profile | str | Path, cluster: Cluster | str | Path, goal: Goal) -> Problem:
@@ -23,6 +27,33 @@ def load_problem(profile: Profile | str | Path, cluster: Cluster | str | Path, g
     if not isinstance(cluster, Cluster):
         cluster = paper_cluster() if str(cluster) == "paper" else Cluster.load(cluster)
     return Problem(profile, cluster, goal, profile_source, cluster_source)
+
+
+def profile(
+    job: Job | str | Path,
+    *,
+    types: Sequence[str] | None = None,
+    fresh: bool = False,
+    on_progress: OnMeasured = lambda *_: None,
+) -> Profile:
+    """What each layer of a job costs on each type of hardware, as `heterps profile` tells.
+
+    Args:
+        job: a `Job` or its file.
+        types: names of this machine's types or of the catalog; by default the job's cluster, and this machine's.
+        fresh: measure again, whatever the cache has.
+        on_progress: called with what is being measured, and the share that is done.
+    """
+    from heterps import catalog as catalogs
+    from heterps.job import Job
+    from heterps.loop.here import profiled_types
+    from heterps.loop.measuring import measure_job
+    from heterps.profile.assemble import assemble
+
+    job = job if isinstance(job, Job) else Job.load(job)
+    measured, _ = measure_job(job, fresh=fresh, on_progress=on_progress)
+    catalog = catalogs.load()
+    return assemble(measured, profiled_types(job, measured, catalog, names=types), catalog=catalog)
 
 
 def plan(

@@ -10,6 +10,7 @@ from heterps.cli import options as o
 from heterps.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from heterps.schedule.problem import Problem
     from heterps.schedule.simulation import Conditions, Contest
 
 OBJECTIVES = ("closed-form", "simulated")
@@ -81,11 +82,12 @@ def plan(
     if json:
         typer.echo(made.to_text(), nl=False)
         return
-    from heterps.report.tables import show_plan
-
-    show_plan(problem, made)
     if contest is not None:
-        _show_contest(contest)
+        _show_contest(problem, contest)
+    else:
+        from heterps.report.tables import show_plan
+
+        show_plan(problem, made)
     if out is not None:
         typer.echo(f"written to {out}")
 
@@ -108,13 +110,16 @@ def _conditions(
     )
 
 
-def _show_contest(contest: Contest) -> None:
-    """Both plans with what they cost in simulation."""
+def _show_contest(problem: Problem, contest: Contest) -> None:
+    """The chosen plan by the closed form, then both with what they cost in simulation."""
     from rich.console import Console
 
-    from heterps.report.tables import stages_line, table
+    from heterps.report.tables import stage_table, stages_line, table, totals
     from heterps.units import format_rate
 
+    console = Console()
+    console.print(stage_table(problem, contest.chosen.plan))
+    console.print(f"by the closed form {totals(contest.chosen.plan)}")
     made = table("\nIn simulation", "method", "$/M samples", "samples/s", "simulations", "units, stage by stage")
     made.columns[-1].justify = "left"
     for entry in (contest.entry, contest.opponent):
@@ -124,4 +129,4 @@ def _show_contest(contest: Contest) -> None:
                 entry.method + (" (chosen)" if entry is contest.chosen else ""), f"{cost:.5f}",
                 format_rate(entry.simulation.throughput), f"{entry.simulations:,}", stages_line(entry.plan),
             )  # fmt: skip
-    Console().print(made)
+    console.print(made)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from heterps.cli.options import Json
-
-if TYPE_CHECKING:
-    from heterps.catalog import Catalog
-    from heterps.job import Job
-    from heterps.plan import Cluster
-    from heterps.profile.measurement import Measurement
 
 
 def profile(
@@ -35,13 +29,14 @@ def profile(
     from heterps import catalog as catalogs
     from heterps.cli.measuring import measured_job
     from heterps.job import Job
+    from heterps.loop.here import profiled_types
     from heterps.profile.assemble import assemble
 
     job = Job.load(job_file).with_values(settings or (), source=job_file)
     catalog = catalogs.load()
     asked = None if types is None else [name.strip() for name in types.split(",") if name.strip()]
     measured = measured_job(job, fresh=fresh, quiet=json)
-    cluster = _cluster(job, asked, measured, catalog)
+    cluster = profiled_types(job, measured, catalog, names=asked)
     made = assemble(measured, cluster, catalog=catalog)
     if out is not None:
         made.save(out)
@@ -58,22 +53,3 @@ def profile(
     for path in (out, cluster_out):
         if path is not None:
             typer.echo(f"written to {path}")
-
-
-def _cluster(job: Job, asked: list[str] | None, measured: Measurement, catalog: Catalog) -> Cluster:
-    """The types to profile: those asked for, or the job's, with those of this machine."""
-    from heterps.catalog import cluster_of
-    from heterps.loop.here import cluster_here
-    from heterps.loop.measuring import cluster_of_job
-    from heterps.plan import Cluster
-
-    here = cluster_here(measured.hardware, measured.links, catalog)
-    if asked is not None:
-        others = [name for name in asked if name not in here.types]
-        found = {**here.types, **(cluster_of(others, catalog=catalog).types if others else {})}
-        names = [name.partition(":")[0] for name in asked]
-        return Cluster(types={name: found[name] for name in names})
-    cluster = cluster_of_job(job, catalog)
-    if cluster is None:
-        return here
-    return Cluster(types={**here.types, **cluster.types}, parameter_server=cluster.parameter_server)

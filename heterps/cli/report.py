@@ -12,8 +12,6 @@ import typer
 from heterps.cli.runs import RunArgument, Runs, writing
 from heterps.errors import InvalidInput
 
-TELEMETRY = "telemetry.jsonl"
-
 
 def report(
     run: RunArgument,
@@ -54,6 +52,8 @@ def report(
 
 def find_run(text: str, root: Path) -> Path:
     """The directory of a run: itself, or its name under `root`, or that of one of its checkpoints."""
+    from heterps.report.data import TELEMETRY
+
     path = candidate(text, root)
     for each in (path, *path.parents[:2]):
         if (each / TELEMETRY).is_file():
@@ -64,9 +64,10 @@ def find_run(text: str, root: Path) -> Path:
 
 
 def candidate(text: str, root: Path) -> Path:
-    """Where a run is, or will be: the directory that is there, else the one of that name under `root`."""
+    """Where a run is, or will be: the directory that is named, else the one of that name under `root`."""
     given = Path(text)
-    return (given if given.is_dir() or given.is_absolute() else root / text).resolve()
+    named = given.is_dir() or (len(given.parts) > 1 and not (root / text).is_dir())
+    return (given if named else root / text).resolve()
 
 
 def _write(path: Path, text: str) -> None:

@@ -31,7 +31,9 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as train.lr=0.01.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop after the plan, and say what it would cost.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Stop after the plan, and say what it would cost.")
+    ] = False,
     here: Annotated[
         bool, typer.Option("--here", help="If the plan needs other hardware, train by the best plan for this machine.")
     ] = False,
@@ -57,8 +59,10 @@ def run(
         choice = _given(job, measured, catalog)
     else:
         choice = choose(job, measured, catalog=catalog)
-    if choice.infeasible is not None and not here:
-        raise choice.infeasible
+    if choice.infeasible is not None:
+        if not here:
+            raise choice.infeasible
+        sys.stderr.write(f"heterps: {choice.infeasible}\nheterps: by the best plan for this machine, then\n")
     files = _show_plans(job, choice, compare=compare)
     if dry_run:
         _say_cost(job, choice)
@@ -73,7 +77,7 @@ def run(
 
     result = train_job(
         job, directory, plan=planned.plan, devices={}, trace=trace, tensorboard=tensorboard, resume=resume, files=files,
-        on_log=_watch(job, measured, planned, catalog, directory.path),
+        on_log=watch_drift(job, measured, planned, catalog, directory.path),
         complete=lambda found: with_prediction(found, planned),
     )  # fmt: skip
     _show_outcome(planned, result)
@@ -160,7 +164,7 @@ def _duration(hours: float) -> str:
     return f"{hours:.3g} h" if hours >= 1 else f"{hours * 60:.3g} min" if hours >= 1 / 60 else f"{hours * 3600:.3g} s"
 
 
-def _watch(job: Job, measured: Measurement, planned: Planned, catalog: Catalog, folder: Path) -> Any:
+def watch_drift(job: Job, measured: Measurement, planned: Planned, catalog: Catalog, folder: Path) -> Any:
     """Tells when the run leaves its prediction, and proposes another plan; planning goes on beside the training."""
     from heterps.loop.comparing import Drift
 
@@ -172,8 +176,9 @@ def _watch(job: Job, measured: Measurement, planned: Planned, catalog: Catalog, 
             took = [recorder.busy_s(number) / steps for number in range(len(planned.plan.stages))]
             recorder.event("drift", predicted=planned.plan.predicted.throughput, measured=throughput)
             threading.Thread(
-                target=_propose, args=(job, measured, planned, catalog, folder, took, throughput), daemon=True
-            ).start()
+                target=_propose, args=(job, measured, planned, catalog, folder, took, throughput), name="propose",
+                daemon=True,
+            ).start()  # fmt: skip
 
         if not drift:
             drift.append(Drift(planned.plan.predicted.throughput, job.plan.tolerance, tell))
@@ -199,7 +204,9 @@ def _propose(
         if better.stages == planned.plan.stages
         else f"a better one now is {stages_line(better)} ({better.predicted.throughput:,.0f}/s), in {path}"
     )
-    sys.stderr.write(f"\nheterps: {now:,.0f} samples/s is {now / was - 1:+.0%} off the predicted {was:,.0f}/s; {what}\n")
+    sys.stderr.write(
+        f"\nheterps: {now:,.0f} samples/s is {now / was - 1:+.0%} off the predicted {was:,.0f}/s; {what}\n"
+    )
 
 
 def _show_outcome(planned: Planned, result: Result) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from heterps.catalog import Catalog
+from collections.abc import Sequence
+
+from heterps.catalog import Catalog, cluster_of
+from heterps.job import Job
+from heterps.loop.measuring import cluster_of_job
 from heterps.plan import Cluster, Plan, ResourceType
 from heterps.profile.assemble import HERE_CPU, Hand, find_type
 from heterps.profile.hardware import Hardware
 from heterps.profile.links import Links
+from heterps.profile.measurement import Measurement
 
 
 def cluster_here(hardware: Hardware, links: Links | None, catalog: Catalog) -> Cluster:
@@ -27,6 +32,21 @@ def cluster_here(hardware: Hardware, links: Links | None, catalog: Catalog) -> C
             device="cuda", price_per_hour=price, limit=1, memory_gb=gpu.memory_gb, bandwidth_gbps=bandwidth
         )
     return Cluster(types=types)
+
+
+def profiled_types(
+    job: Job, measured: Measurement, catalog: Catalog, *, names: Sequence[str] | None = None
+) -> Cluster:
+    """The types to profile a job on: those named, of this machine or the catalog; else the job's and those here."""
+    here = cluster_here(measured.hardware, measured.links, catalog)
+    if names is not None:
+        others = [name for name in names if name not in here.types]
+        found = {**here.types, **(cluster_of(others, catalog=catalog).types if others else {})}
+        return Cluster(types={name: found[name] for name in (text.partition(":")[0] for text in names)})
+    cluster = cluster_of_job(job, catalog)
+    if cluster is None:
+        return here
+    return Cluster(types={**here.types, **cluster.types}, parameter_server=cluster.parameter_server)
 
 
 def missing(plan: Plan, cluster: Cluster, hardware: Hardware, catalog: Catalog) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Which plan to run: the cheapest over the job's cluster if this machine can run it, else the best one for this machine.
+"""Which plan to run: the cheapest over the job's cluster if this machine can run it, else the best for this machine.
 
 The hardware here is paid for whether it works or not, so the best plan for it is the fastest one, unless the job names
 it as its cluster.
@@ -6,7 +6,9 @@ it as its cluster.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from heterps.catalog import Catalog
 from heterps.errors import Infeasible
@@ -18,10 +20,15 @@ from heterps.profile.assemble import assemble
 from heterps.profile.measurement import Measurement
 from heterps.schedule.goal import Goal
 from heterps.schedule.infeasible import NO_MONEY_LIMIT_USD
-from heterps.schedule.planner import OnProgress, breakdown, make_plan
+from heterps.schedule.methods import AUTO
+from heterps.schedule.objective import ClosedForm
+from heterps.schedule.planner import OnProgress, breakdown, make_plan, plan_of_placement
 from heterps.schedule.problem import Problem
 from heterps.schedule.search import Settings
 from heterps.units import MILLION
+
+CUT_SHARE = 0.05
+"""What a plan of more stages must be better by, to be run here. Assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +80,57 @@ def choose(
         else:
             lacking = missing(wanted.plan, cluster, measured.hardware, catalog)
             if not lacking:
-                return Choice(wanted, wanted, {})
+                simple = simplest(wanted) if job.plan.method == AUTO else wanted
+                return Choice(simple, simple, {})
     return Choice(best_here(job, measured, catalog=catalog, settings=settings), wanted, lacking, infeasible)
 
 
 def best_here(
-    job: Job, measured: Measurement, *, catalog: Catalog, settings: Settings = Settings()  # noqa: B008
+    job: Job,
+    measured: Measurement,
+    *,
+    catalog: Catalog,
+    settings: Settings = Settings(),  # noqa: B008
 ) -> Planned:
     """The fastest plan for this machine."""
     cluster = cluster_here(measured.hardware, measured.links, catalog)
-    goal = Goal(samples=job_samples(job) or MILLION, budget_usd=NO_MONEY_LIMIT_USD, **_mode(job))
+    goal = _in_mode(job, Goal(samples=job_samples(job) or MILLION, budget_usd=NO_MONEY_LIMIT_USD))
     problem = Problem(assemble(measured, cluster, catalog=catalog), cluster, goal)
-    return Planned(problem, make_plan(problem, method="exact", settings=settings))
+    return simplest(Planned(problem, make_plan(problem, method="exact", settings=settings)))
 
 
 def make_problem(job: Job, measured: Measurement, cluster: Cluster, catalog: Catalog) -> Problem:
     """The job's goal over a cluster. Without a goal, the least cost per sample at any throughput."""
     stated = {key: value for key, value in (job.goal.model_dump() if job.goal else {}).items() if value is not None}
-    goal = Goal(**(stated or {"min_throughput": 0.0}), **_mode(job))
+    goal = _in_mode(job, Goal(**(stated or {"min_throughput": 0.0})))
     return Problem(assemble(measured, cluster, catalog=catalog), cluster, goal, cluster_source="the job's cluster")
 
 
-def _mode(job: Job) -> dict[str, object]:
+def simplest(planned: Planned) -> Planned:
+    """The plan with the fewest stages among those within `CUT_SHARE` of the given one, if it has more than two.
+
+    A cut costs what the closed form does not count: handing over, and on a GPU the graph that a whole stage is recorded
+    as. Looks at plans of one and of two stages.
+    """
+    problem, plan = planned.problem, planned.plan
+    if len(plan.stages) == 1:
+        return planned
+    objective, types = ClosedForm(problem), range(problem.types)
+    ones = [[first] * problem.layers for first in types]
+    twos = [
+        [first] * cut + [second] * (problem.layers - cut)
+        for first in types for second in types if first != second for cut in range(1, problem.layers)
+    ]  # fmt: skip
+    most = objective.score(problem.encode(plan.placement)).value[0] * (1 + CUT_SHARE)
+    for placements in (ones, twos) if len(plan.stages) > 2 else (ones,):
+        some = np.array(placements, dtype=np.int32).reshape(len(placements), problem.layers)
+        values = objective.score(some).value
+        if len(values) and values.min() <= most:
+            placement = problem.decode(some[int(values.argmin())])
+            return Planned(problem, plan_of_placement(problem, placement))
+    return planned
+
+
+def _in_mode(job: Job, goal: Goal) -> Goal:
     train = job.train
-    return {"mode": "sync", "micro_batches": train.micro_batches} if train.mode == "sync" else {"mode": "async"}
+    return replace(goal, mode="sync", micro_batches=train.micro_batches) if train.mode == "sync" else goal

@@ -15,7 +15,7 @@ depend on whether a type's units are those of this machine (its limit says so) o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heterps.catalog import Catalog, Entry
 from heterps.errors import InvalidInput
@@ -91,7 +91,7 @@ def _cost(
 ) -> Cost | None:  # fmt: skip
     kind = cluster.types[name]
     if isinstance(where, Entry):
-        return _derived(measured, layer, where, catalog)
+        return _with_reading(_derived(measured, layer, where, catalog), reading_s)
     local = kind.limit is not None and kind.limit <= where.units and cluster.parameter_server is None
     sync_s, beta = (reading_s, 0.0) if local else (_exchange_s(measured, layer, kind, cluster) + reading_s, 1.0)
     ps_s = layer.served.ps_s if layer.served is not None else 0.0
@@ -125,12 +125,21 @@ def _derived(measured: Measurement, layer: LayerTimes, entry: Entry, catalog: Ca
     return derive(counted, measured=at_hand, target=rates_of(entry, precision=measured.precision), same_device=same)
 
 
+def _with_reading(cost: Cost, reading_s: float) -> Cost:
+    """Each unit reads its share, besides its exchange."""
+    if not reading_s:
+        return cost
+    sync_s = cost.sync_s + reading_s
+    return cost.model_copy(update={"sync_s": sync_s, "beta": 1 - cost.sync_s * (1 - cost.beta) / sync_s})
+
+
 def _at_hand(measured: Measurement, layer: LayerTimes, catalog: Catalog) -> Mapping[str, tuple[Rates, Cost]]:
     """What the layer costs on the hardware here, with its rates: what its efficiency follows from."""
     scaling, served = _over_machines(measured, layer), layer.served
     cpu = Cost(compute_s=scaling.seconds, alpha=scaling.alpha, sync_s=served.sync_s if served else 0.0,
                ps_s=served.ps_s if served else 0.0)  # fmt: skip
-    found = {"cpu": (measured.hardware.core_rates(), cpu)}
+    core = replace(measured.hardware.core_rates(), link_gbps=measured.links.process_gbps)  # what `served` went over
+    found = {"cpu": (core, cpu)}
     gpu = measured.hardware.gpu_rates(catalog, precision=measured.precision)
     if gpu is not None and layer.gpu_s is not None:
         found["gpu"] = (gpu, Cost(compute_s=layer.gpu_s, sync_s=0.0))

@@ -9,13 +9,15 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from heterps import __version__
 from heterps.errors import InvalidInput
 from heterps.models import Chain
 from heterps.models.batch import Bags, Batch
 from heterps.profile.hardware import Hardware
 from heterps.profile.measurement import Measurement
 from heterps.runtime.settings import Settings
+
+VERSION = 1
+"""Of what is measured and how: one more when earlier measurements mean something else."""
 
 
 def cache_directory() -> Path:
@@ -40,7 +42,7 @@ def measurement_key(chain: Chain, batch: Batch, settings: Settings, hardware: Ha
     ]
     optimizer = settings.optimizer if isinstance(settings.optimizer, str) else "own"
     ways = (settings.batch_size, settings.micro_batches, settings.precision, optimizer)
-    whole = [__version__, chain.name, layers, weights, tables, shapes, ways, hardware.identity]
+    whole = [VERSION, chain.name, layers, weights, tables, shapes, ways, hardware.identity]
     return hashlib.sha256(json.dumps(whole, default=str).encode()).hexdigest()[:32]
 
 

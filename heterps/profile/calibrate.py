@@ -30,7 +30,9 @@ class Observed:
     """Samples a second, measured."""
 
 
-def calibrate(measured: Measurement, seen: Observed, predict: Callable[[Measurement], tuple[float, int]]) -> Measurement:
+def calibrate(
+    measured: Measurement, seen: Observed, predict: Callable[[Measurement], tuple[float, int]]
+) -> Measurement:
     """The measurement, corrected by a run.
 
     Args:

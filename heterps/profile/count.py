@@ -47,9 +47,7 @@ class Count:
         return 2 * self.rows * (self.row_bytes + ID_BYTES)
 
 
-def count_layers(
-    chain: Chain, batch: Batch, *, samples: int, precision: torch.dtype = torch.float32
-) -> list[Count]:
+def count_layers(chain: Chain, batch: Batch, *, samples: int, precision: torch.dtype = torch.float32) -> list[Count]:
     """Counts every layer on a small batch, and scales what grows with the samples to `samples` of them.
 
     The chain's tables must be bound; they are read only. Activations have the size that `precision` gives them.

@@ -2,7 +2,9 @@
 
 With k units a layer takes `t(k) = t·((1 - alpha) + alpha/k)`: the serial part stays, the parallel one is shared. Both
 `t` and `alpha` are fitted to all measured k at once, by least squares of relative errors, which is linear in the
-serial part `s = t·(1 - alpha)` and the parallel one `p = t·alpha`, both 0 or more.
+serial part `s = t·(1 - alpha)` and the parallel one `p = t·alpha`, both 0 or more. Real scaling is no such curve
+(hardware threads share a core, cores share memory); as plans take few units or all of them, one unit and the most
+measured count three times.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ def fit_scaling(seconds: Mapping[int, float]) -> Scaling:
     times = np.array([seconds[int(k)] for k in units])
     if len(units) == 1 or not np.all(times > 0):
         return Scaling(float(times[0] * units[0]), 1.0)
-    serial, parallel = nnls(np.stack([1 / times, 1 / units / times], axis=1), np.ones(len(units)))[0]
+    weights = np.ones(len(units))
+    weights[[0, -1]] = 3.0
+    rows = np.stack([1 / times, 1 / units / times], axis=1)
+    serial, parallel = nnls(rows * weights[:, None], weights)[0]
     whole = float(serial + parallel)
     return Scaling(whole, float(parallel) / whole if whole else 1.0)
 

@@ -1,9 +1,10 @@
 """Times of layers on a GPU.
 
 A stage on a GPU is recorded as one graph where it can be, so that what a layer costs there cannot be seen from the
-host. Two things are measured instead: the whole chain as it will run (`whole_step_s`), and each dense layer's kernels
-by themselves (`dense_s`): events around its calls, in a stream that waits until all calls are queued, so that the
-host's slowness does not count. What the whole takes beyond its dense layers is the rows' share.
+host. What is measured instead are whole stages as they will run (`heterps.profile.probe`): all layers on the GPU, and
+all but the rows (`mixed_s`). The difference is the rows' share. How the rest is divided among the dense layers is told
+by their kernels (`dense_s`): events around each layer's calls, in a stream that waits until all calls are queued, so
+that the host's slowness does not count.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +23,7 @@ import torch
 from heterps.models import Chain
 from heterps.models.batch import Batch, batch_size
 from heterps.models.layer import SparseEmbedding
+from heterps.profile.probe import CPU_TYPE, GPU_TYPE, plan_of, probe
 from heterps.profile.sweep import WARM_UP_STEPS, Effort, Times, threads
 from heterps.runtime.build import build_stages
 from heterps.runtime.placement import StageSpec
@@ -28,58 +31,36 @@ from heterps.runtime.rows import Lookup
 from heterps.runtime.settings import Settings
 from heterps.runtime.stage import Stage, Step
 from heterps.runtime.tables import bind_tables, shared_pushes
-from heterps.runtime.train import train
-from heterps.telemetry import Recorder
-from heterps.telemetry.ledger import Span
-from heterps.telemetry.records import Kind, Record
 
+MIXED_STALENESS = 4
+"""Steps that the cores run ahead of the GPU: enough to hide the way there and back (measured on an H200)."""
 WAIT_CYCLES = 100_000_000
 """A GPU's cycles that calls are queued in: some 60 ms, more than the calls of a step take (measured: under 20 ms)."""
 
 
-class _Steps:
-    """A sink that notes when the steps of stage 0 began."""
+def mixed_s(
+    make: Callable[[], Chain], batches: Sequence[Batch], settings: Settings, *, units: int, effort: Effort
+) -> tuple[float, float] | None:
+    """Seconds of a step by the plan with the leading embedding layers on `units` cores and the rest on the GPU.
 
-    kinds: frozenset[Kind] = frozenset({"span"})
-
-    def __init__(self) -> None:
-        self.began: dict[int, float] = {}
-
-    def write(self, records: Sequence[Record]) -> None:
-        for record in records:
-            if isinstance(record, Span) and record.name == "forward" and record.stage == 0 and record.step is not None:
-                self.began.setdefault(record.step, record.t)
-
-    def close(self) -> None:
-        pass
-
-
-def step_s(run: Callable[[Recorder, int], object], effort: Effort) -> float:
-    """Seconds of a step of a run in its steady state: `run` trains so many steps and records them."""
-    steps = 24
-    while True:
-        seen = _Steps()
-        with Recorder([seen]) as recorder:
-            run(recorder, steps)
-        times = [seen.began[step] for step in sorted(seen.began)]
-        times = times[len(times) // 2 :]  # the first half: kernels are compiled, graphs recorded, queues filled
-        found = (times[-1] - times[0]) / (len(times) - 1)
-        if (times[-1] - times[0]) >= effort.seconds / 2 or steps >= 4000:
-            return found
-        steps = min(4000, max(2 * steps, int(1.2 * effort.seconds / found)))
+    Of the cores' stage and of the GPU's; what the pipeline takes longer than the slower one is that one's. None if the
+    chain has no such embedding layers.
+    """
+    chain = make()
+    leading = leading_embeddings(chain)
+    if not leading:
+        return None
+    plan = plan_of([(CPU_TYPE, "cpu", leading, units), (GPU_TYPE, "cuda", len(chain.layers) - leading, 1)])
+    ahead = replace(settings, mode="async", staleness=max(MIXED_STALENESS, settings.steps_ahead))
+    found = probe(make, batches, plan, ahead, effort)
+    cores_s, gpu_s = found.stage_s
+    return (found.step_s, gpu_s) if cores_s >= gpu_s else (cores_s, found.step_s)
 
 
-def whole_step_s(make: Callable[[], Chain], batches: Sequence[Batch], settings: Settings, effort: Effort) -> float:
-    """Seconds of a step with all layers on the first GPU, the batches at hand in memory."""
-
-    def run(recorder: Recorder, steps: int) -> None:
-        options: dict[str, Any] = {
-            "mode": settings.mode, "staleness": settings.staleness, "micro_batches": settings.micro_batches,
-            "optimizer": settings.optimizer, "lr": settings.lr, "precision": settings.precision, "seed": settings.seed,
-        }  # fmt: skip
-        train(make(), batches, steps=steps, recorder=recorder, **options)
-
-    return step_s(run, effort)
+def leading_embeddings(chain: Chain) -> int:
+    """Embedding layers before the first other one; 0 if there is nothing else."""
+    leading = len(list(itertools.takewhile(lambda layer: isinstance(layer, SparseEmbedding), chain.layers)))
+    return leading if leading < len(chain.layers) else 0
 
 
 def dense_s(chain: Chain, batches: Sequence[Batch], settings: Settings, effort: Effort) -> list[float | None]:
@@ -151,8 +132,8 @@ def crossing_s(
     Rows that a GPU reads are pulled and pushed another way than those that cores read: distinct ones, into pinned
     memory.
     """
-    leading = len(list(itertools.takewhile(lambda layer: isinstance(layer, SparseEmbedding), chain.layers)))
-    if not leading or leading == len(chain.layers):
+    leading = leading_embeddings(chain)
+    if not leading:
         return None
     with threads(units):
         bind_tables(chain, seed=settings.seed, threads=units)

@@ -19,6 +19,7 @@ from heterps.profile.fit import fit_overhead
 from heterps.profile.hardware import here, measure_core
 from heterps.profile.links import Served, measure_links, measure_served
 from heterps.profile.measurement import LayerTimes, Measurement
+from heterps.profile.probe import CPU_TYPE, GPU_TYPE, plan_of, probe
 from heterps.profile.sweep import Effort, Times, fill_tables, make_stages, run_step, sweep, unbound
 from heterps.runtime.feed import Feed
 from heterps.runtime.settings import Settings
@@ -40,6 +41,7 @@ class Efforts:
 
     layers: Effort = field(default_factory=Effort)
     small: Effort = field(default_factory=lambda: Effort(steps=15, seconds=1.5))
+    whole: Effort = field(default_factory=lambda: Effort(seconds=4.0))
     fill_s: float = 1.0
     reading_s: float = 1.0
     core_s: float = 0.5
@@ -85,11 +87,14 @@ class _Measuring:
         self._say("reading", 0.0)
         data_s, batches = self._read()
         self._chain = self._with_rows(1)
-        counts = count_layers(self._chain, _first(batches[0], COUNTED_SAMPLES), samples=batch_size(batches[0]))
+        some, precision = _first(batches[0], COUNTED_SAMPLES), self._settings.dtype
+        counts = count_layers(self._chain, some, samples=batch_size(batches[0]), precision=precision)
         by_units: dict[int, Times] = {}
         for done, count in enumerate(units):
-            self._say(f"layers on {count} {'core' if count == 1 else 'cores'}", 0.1 + 0.5 * done / len(units))
+            self._say(f"layers on {count} {'core' if count == 1 else 'cores'}", 0.1 + 0.45 * done / len(units))
             by_units[count] = self._sweep(count, self._efforts.layers)
+        self._say("a whole step", 0.55)
+        by_units[units[-1]] = self._as_run(units[-1], by_units[units[-1]])
         overheads = self._overheads(batches, by_units[1])
         state = self._state_bytes(batches[0])
         on_gpu, crossing = self._gpu(batches, units) if self._hardware.gpus else (None, None)
@@ -120,6 +125,8 @@ class _Measuring:
 
     def _read(self) -> tuple[float, list[Batch]]:
         """Seconds of reading a batch, and some full batches."""
+        if isinstance(self._data, Iterator):
+            raise InvalidInput("data: these batches can be read only once; give a list of them, or a source")
         batches: list[Batch] = []
         with self._feed() as feed:
             first = next(feed, None)
@@ -174,27 +181,43 @@ class _Measuring:
                 state.append(dense_state_bytes(layer, stage.optimizer))
         return state
 
+    def _as_run(self, units: int, times: Times) -> Times:
+        """The layers' times, stretched to what the whole chain takes as one stage of a run."""
+        plan = plan_of([(CPU_TYPE, "cpu", len(self._original.layers), units)])
+        whole = probe(lambda: self._with_rows(units), self._data, plan, self._settings, self._efforts.whole)
+        return Times(times.seconds * (whole.step_s / times.median.sum()))
+
     def _gpu(self, batches: Sequence[Batch], units: Sequence[int]) -> tuple[list[float], dict[int, Times] | None]:
         self._say("layers on the GPU", 0.6)
-        effort, settings = self._efforts.layers, self._settings
-        whole = gpu.whole_step_s(lambda: unbound(self._original), batches, settings, effort)
-        dense = gpu.dense_s(unbound(self._original), batches, settings, effort)
-        crossing: dict[int, Times] = {}
-        for count in units:
+        effort, settings, chain = self._efforts.layers, self._settings, self._original
+        plan = plan_of([(GPU_TYPE, "cuda", len(chain.layers), 1)])
+        whole_s = probe(lambda: unbound(chain), batches, plan, settings, effort).step_s
+        shares = gpu.dense_s(unbound(chain), batches, settings, effort)
+        most = max(1, units[-1] - 1)  # one core is the GPU's
+        mixed = gpu.mixed_s(lambda: self._with_rows(most), batches, settings, units=most, effort=effort)
+        if mixed is None:
+            return share_of_whole(whole_s, sum(share for share in shares if share is not None), shares), None
+        on_cores_s, on_gpu_s = mixed
+        crossing = {}
+        for count in {*units[:-1], most}:
             times = gpu.crossing_s(self._with_rows(count), batches, settings, units=count, effort=self._efforts.small)
-            if times is None:
-                return share_of_whole(whole, dense), None
+            assert times is not None
             crossing[count] = times
-        return share_of_whole(whole, dense), crossing
+        stretch = on_cores_s / crossing[most].median.sum()
+        crossing = {count: Times(times.seconds * stretch) for count, times in crossing.items()}
+        return share_of_whole(whole_s, on_gpu_s, shares), crossing
 
 
-def share_of_whole(whole_s: float, dense: Sequence[float | None]) -> list[float]:
-    """Seconds of each layer that add up to the whole: what dense layers leave is the rows', at least a tenth of it."""
-    known = sum(value for value in dense if value is not None)
-    rows = dense.count(None)
-    left = max(whole_s - known, 0.1 * whole_s) if rows else 0.0
+def share_of_whole(whole_s: float, dense_s: float, shares: Sequence[float | None]) -> list[float]:
+    """Seconds of each layer that add up to the whole: `dense_s` are the dense layers', in proportion to their shares.
+
+    What they leave is the rows' (None in `shares`), at least a twentieth of the whole.
+    """
+    rows = shares.count(None)
+    left = max(whole_s - dense_s, whole_s / 20) if rows else 0.0
+    known = sum(share for share in shares if share is not None)
     scale = (whole_s - left) / known if known > 0 else 1.0
-    return [left / rows if value is None else value * scale for value in dense]
+    return [left / rows if share is None else share * scale for share in shares]
 
 
 def _layer(

@@ -13,14 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from heterps.report import measured, planning, state
-from heterps.report.files import OTHERS, PLANNING, RunFiles, read_object, read_planning, signature
+from heterps.report.files import (
+    OTHERS,
+    PLANNING,
+    RunFiles,
+    number,
+    part,
+    read_object,
+    read_planning,
+    read_result,
+    signature,
+)
 from heterps.report.telemetry import TelemetryReader
 from heterps.report.timeline import timeline
 from heterps.report.verdict import verdict
 
 FORMAT = "heterps.report/1"
 TELEMETRY = "telemetry.jsonl"
-LIVE_BYTES = 64 << 20
+LIVE_BYTES = 32 << 20
 """Of telemetry that a live page reads before it shows what it has (assumed: about two seconds)."""
 
 BEGUN = "They come when the run has done some steps."
@@ -60,7 +70,7 @@ class RunReader:
         job, environment = others["job.yaml"], others["environment.json"]
         telemetry = self._telemetry
         now = state.of_run(self.path, telemetry, clock=self._clock)
-        result = others["result.json"] if now != state.RUNNING else None  # else that of an earlier session
+        result = others["result.json"] if now == state.OVER and self._is_of_last_session() else None
         found = measured.measured(telemetry, result, job, planned["plan"])
         stages = measured.stages(telemetry, result, planned["plan"], found)
         data: dict[str, Any] = {
@@ -95,8 +105,17 @@ class RunReader:
         current = signature(self.path, OTHERS)
         if self._others is None or self._others[0] != current:
             wrong: dict[str, str] = {}
-            self._others = current, {name: read_object(self.path, name, wrong) for name in OTHERS} | {"wrong": wrong}
+            found = {name: read_object(self.path, name, wrong) for name in OTHERS if name != "result.json"}
+            self._others = current, {**found, "result.json": read_result(self.path, wrong), "wrong": wrong}
         return self._others[1]
+
+    def _is_of_last_session(self) -> bool:
+        """Whether the result was written after the last session began; one that fails leaves that of an earlier one."""
+        began = self._telemetry.session.unix_s
+        try:
+            return began is None or (self.path / "result.json").stat().st_mtime >= began - 1
+        except OSError:
+            return False
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -108,9 +127,9 @@ def _planned(files: RunFiles) -> dict[str, Any]:
     found, reason = planning.frontier_section(files)
     rent = files.rent_plan
     return {
-        "chain": planning.chain(files.profile) if files.profile is not None else None,
+        "chain": planning.chain(files.rent_profile) if files.rent_profile is not None else None,
         "plan": planning.plan_section(files.plan, files.profile, files.cluster) if files.plan is not None else None,
-        "rent": planning.plan_section(rent, files.profile, files.rent_cluster) if rent is not None else None,
+        "rent": planning.plan_section(rent, files.rent_profile, files.rent_cluster) if rent is not None else None,
         "frontier": found,
         "comparison": planning.comparison_section(files.comparison) if files.comparison is not None else None,
         "missing": {"frontier": reason} if reason is not None else {},
@@ -121,7 +140,6 @@ def _run(
     path: Path, telemetry: TelemetryReader, job: dict[str, Any] | None, result: dict[str, Any] | None, now: str
 ) -> dict[str, Any]:
     session = telemetry.session
-    train = (job or {}).get("train")
     done = session.done.last
     return {
         "name": path.name,
@@ -131,7 +149,7 @@ def _run(
         "seconds": session.last_t,
         "sessions": telemetry.sessions,
         "step": (result or {}).get("steps") or (int(done[1]) if done else 0),
-        "steps": train.get("steps") if isinstance(train, dict) else None,
+        "steps": number(part(job, "train").get("steps")),
     }
 
 

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
+from heterps.report.files import number, part
 from heterps.report.telemetry import TelemetryReader
 from heterps.units import MILLION, SECONDS_PER_HOUR
 
@@ -16,16 +17,13 @@ def measured(
     telemetry: TelemetryReader, result: dict[str, Any] | None, job: dict[str, Any] | None, plan: dict[str, Any] | None
 ) -> dict[str, Any]:
     """What the result says, and before there is one, what telemetry tells."""
-    train = (job or {}).get("train")
-    batch = train.get("batch_size") if isinstance(train, dict) else None
-    if batch is None and result and result.get("steps"):
+    batch = number(part(job, "train").get("batch_size"))
+    if batch is None and result is not None and result["steps"] and result["samples"]:
         batch = result["samples"] / result["steps"]
     found: dict[str, Any] = {"batch_size": batch, "steps": telemetry.session.steps}
     if result is not None:
-        told = result.get("measured") or {}
-        found |= {key: result.get(key) for key in ("steps", "samples", "seconds", "loss", "auc", "eval_loss")}
-        found |= {key: told.get(key) for key in ("throughput", "usd_per_million_samples")}
-        found["auc_of"] = "held-out" if result.get("eval_loss") is not None else "training"
+        found |= {key: result[key] for key in ("steps", "samples", "seconds", "loss", "auc", "eval_loss")}
+        found |= {**result["measured"], "auc_of": "held-out" if result["eval_loss"] is not None else "training"}
         return found
     speed = _newest_speed(telemetry)
     throughput = speed * batch if speed and batch else None
@@ -61,18 +59,18 @@ def stages(
     """Each stage's predicted and measured seconds a step. Without a result, the measured ones are telemetry's."""
     planned = plan["stages"] if plan is not None else []
     work, steps, elapsed = telemetry.work_s(), telemetry.session.steps, _elapsed(telemetry)
-    found = [dict(stage) for stage in (result or {}).get("stages") or () if isinstance(stage, dict)]
+    found = [dict(stage) for stage in result["stages"]] if result is not None else []
     if not found:
         found = [
             {
-                "type": planned[number]["type"] if number < len(planned) else "here",
-                "units": planned[number]["units"] if number < len(planned) else None,
+                "type": planned[i]["type"] if i < len(planned) else "here",
+                "units": planned[i]["units"] if i < len(planned) else None,
                 "measured_s": seconds / max(1, steps), "busy": min(1.0, seconds / elapsed) if elapsed > 0 else None,
             }
-            for number, seconds in work.items()
+            for i, seconds in work.items()
         ]  # fmt: skip
-    for number, stage in enumerate(found):
-        per_sample = planned[number].get("seconds") if len(planned) == len(found) else None
+    for i, stage in enumerate(found):
+        per_sample = planned[i].get("seconds") if len(planned) == len(found) else None
         if stage.get("predicted_s") is None:
             batch = figures["batch_size"]
             stage["predicted_s"] = per_sample * batch if per_sample is not None and batch else None

@@ -8,13 +8,15 @@ from typing import Any
 
 from heterps.errors import HeterPSError
 from heterps.plan import Cluster, Plan, Profile
-from heterps.report.files import RunFiles
+from heterps.report.files import RunFiles, number
 from heterps.schedule.cost import Breakdown
 from heterps.schedule.frontier import frontier
+from heterps.schedule.infeasible import NO_MONEY_LIMIT_USD
 from heterps.schedule.planner import breakdown, goal_of
 from heterps.schedule.problem import Problem
 
 FRONTIER_POINTS = 24
+METHOD_FIGURES = ("usd_per_million_samples", "usd_per_hour", "throughput", "gap", "seconds", "evaluations")
 NO_FRONTIER = (
     "There is no frontier.json, and to compute it takes the plan, profile.json and cluster.yaml: see heterps run."
 )
@@ -27,7 +29,7 @@ def type_names(files: RunFiles, ran: Iterable[str]) -> list[str]:
         names += cluster.types if cluster is not None else ()
     for plan in (files.rent_plan, files.plan):
         names += plan.types if plan is not None else ()
-    for layer in files.profile.layers if files.profile is not None else ():
+    for layer in files.rent_profile.layers if files.rent_profile is not None else ():
         names += layer.costs
     return list(dict.fromkeys([*names, *ran]))
 
@@ -88,12 +90,17 @@ def plan_section(plan: Plan, profile: Profile | None, cluster: Cluster | None) -
         "predicted": plan.predicted.model_dump(mode="json"),
         "search": plan.search.model_dump(mode="json"),
         "gap": gap(plan),
-        "goal": {
-            key: value for key, value in plan.inputs.model_dump(mode="json", exclude_none=True).items()
-            if not key.endswith("sha256") and value
-        },
+        "goal": _goal(plan),
         "note": note,
     }  # fmt: skip
+
+
+def _goal(plan: Plan) -> dict[str, Any]:
+    """What was asked for; `fastest` stands for a budget that is none."""
+    stated = plan.inputs.model_dump(mode="json", exclude_none=True)
+    if stated.get("budget_usd", 0) >= NO_MONEY_LIMIT_USD:
+        stated |= {"fastest": True, "budget_usd": None, "samples": None}
+    return {key: value for key, value in stated.items() if value and not key.endswith("sha256")}
 
 
 def gap(plan: Plan) -> float | None:
@@ -111,15 +118,15 @@ def frontier_section(files: RunFiles) -> tuple[dict[str, Any] | None, str | None
     """
     of = "rent" if files.rent_plan is not None else "run"
     plan = files.rent_plan or files.plan
-    cluster = files.rent_cluster if of == "rent" else files.cluster
-    points = files.frontier.get("points") if files.frontier is not None else None
-    if isinstance(points, list):
-        points = [_point(point) for point in points if isinstance(point, dict) and "throughput" in point]
-    else:
-        if plan is None or files.profile is None or cluster is None:
+    profile, cluster = (files.rent_profile, files.rent_cluster) if of == "rent" else (files.profile, files.cluster)
+    given = files.frontier.get("points") if files.frontier is not None else None
+    shown = [_point(point) for point in (given if isinstance(given, list) else ()) if isinstance(point, dict)]
+    points = [point for point in shown if point is not None]
+    if not points:
+        if plan is None or profile is None or cluster is None:
             return None, NO_FRONTIER
         try:
-            points = _compute(plan, files.profile, cluster)
+            points = _compute(plan, profile, cluster)
         except HeterPSError as error:
             return None, f"The frontier cannot be computed: {error}"
     chosen = None
@@ -130,13 +137,23 @@ def frontier_section(files: RunFiles) -> tuple[dict[str, Any] | None, str | None
 
 def comparison_section(found: dict[str, Any]) -> dict[str, Any]:
     """The methods, best first, those without a plan last."""
-    methods = [row for row in found.get("methods", ()) if isinstance(row, dict) and "method" in row]
-    methods.sort(key=lambda row: (row.get("gap") is None, row.get("gap") or 0.0))
+    given = found.get("methods")
+    methods = [_method(row) for row in (given if isinstance(given, list) else ()) if isinstance(row, dict)]
+    methods.sort(key=lambda row: (row["gap"] is None, row["gap"] or 0.0))
+    bounds = ("lower_bound_usd_per_million_samples", "lower_bound_seconds_per_million_samples")
+    return {**{key: number(found.get(key)) for key in bounds}, "methods": methods}
+
+
+def _method(row: dict[str, Any]) -> dict[str, Any]:
+    """A method with all figures of its plan, or with none."""
+    figures = {key: number(row.get(key)) for key in METHOD_FIGURES}
+    placement = row.get("placement")
+    if None in figures.values():
+        figures = dict.fromkeys(figures)
     return {
-        "lower_bound_usd_per_million_samples": found.get("lower_bound_usd_per_million_samples"),
-        "lower_bound_seconds_per_million_samples": found.get("lower_bound_seconds_per_million_samples"),
-        "methods": methods,
-    }
+        "method": str(row.get("method")), "reason": str(row.get("reason") or ""), **figures,
+        "placement": [str(name) for name in placement] if isinstance(placement, list) else [],
+    }  # fmt: skip
 
 
 def _problem(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> tuple[Problem | None, str | None]:
@@ -181,20 +198,28 @@ def _server(plan: Plan, got: Breakdown | None) -> dict[str, Any]:
 
 def _compute(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, Any]]:
     goal = replace(goal_of(plan), samples=None, deadline_hours=None, budget_usd=None, min_throughput=0.0)
-    return [
-        _point({**found.to_dict()["predicted"], "stages": found.to_dict()["stages"],
-                "parameter_server": found.to_dict()["parameter_server"], "optimal": found.search.optimal})
-        for found in frontier(Problem(profile, cluster, goal), points=FRONTIER_POINTS)
-    ]  # fmt: skip
+    plans = frontier(Problem(profile, cluster, goal), points=FRONTIER_POINTS)
+    found = [
+        _point({**plan.to_dict(), **plan.to_dict()["predicted"], "optimal": plan.search.optimal}) for plan in plans
+    ]
+    return [point for point in found if point is not None]
 
 
-def _point(point: dict[str, Any]) -> dict[str, Any]:
-    """What is shown of a point; its units in one line, the server's last."""
-    stages = [stage for stage in point.get("stages") or () if isinstance(stage, dict)]
+def _point(point: dict[str, Any]) -> dict[str, Any] | None:
+    """What is shown of a point, its units in one line, the server's last; None if it has no place on the chart."""
+    throughput, cost = number(point.get("throughput")), number(point.get("usd_per_million_samples"))
+    if throughput is None or throughput <= 0 or cost is None:
+        return None
+    given = point.get("stages")
+    stages = [stage for stage in (given if isinstance(given, list) else ()) if isinstance(stage, dict)]
     line = " → ".join(f"{stage.get('units')} {stage.get('type')}" for stage in stages)
     server = point.get("parameter_server")
     if isinstance(server, dict) and server.get("units"):
         line += f" + {server['units']} {server.get('type')}"
-    return {key: point.get(key) for key in ("throughput", "usd_per_million_samples", "usd_per_hour", "optimal")} | {
-        "units": line
+    return {
+        "throughput": throughput,
+        "usd_per_million_samples": cost,
+        "usd_per_hour": number(point.get("usd_per_hour")),
+        "optimal": point.get("optimal") is True,
+        "units": line,
     }

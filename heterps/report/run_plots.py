@@ -18,6 +18,8 @@ SECOND = "#c2410c"
 INK = "#16202e"
 SHADES = {"forward": 1.0, "pull": 1.0, "backward": 0.6, "push": 0.6, "update": 0.3}
 """How full the colour of a stage's type is, by what the stage does."""
+MOST_NAMES = 40
+"""Layers whose names can stand below a plan."""
 _Data = dict[str, Any]
 
 
@@ -53,16 +55,20 @@ def _plan(data: _Data, section: str) -> Figure:
     plan = data[section]
     figure = new_figure(height=2.3)
     axes = figure.subplots()
+    layers = plan["layers"]
+    few = len(layers) <= MOST_NAMES
     for stage in plan["stages"]:
         count = stage["last"] - stage["first"] + 1
         axes.barh(0, count, left=stage["first"], height=0.8, color=_colour(data, stage["type"]), edgecolor="white",
-                  linewidth=3)  # fmt: skip
-        label = f"{stage['units']} × {stage['type']}\n{format_usd(stage['usd_per_hour'])}/h"
-        axes.text(stage["first"] + count / 2, 0, label, ha="center", va="center", color="white", fontsize=9,
-                  rotation=90 if count < 0.1 * len(plan["layers"]) else 0)  # fmt: skip
-    for i, name in enumerate(plan["layers"]):
+                  linewidth=3 if few else 1)  # fmt: skip
+        narrow, units, money = count < 0.1 * len(layers), _units(stage), format_usd(stage["usd_per_hour"])
+        if count >= 0.04 * len(layers):
+            label = units if narrow else f"{units}\n{money}/h"
+            axes.text(stage["first"] + count / 2, 0, label, ha="center", va="center", color="white",
+                      fontsize=7 if narrow else 9, rotation=90 if narrow else 0)  # fmt: skip
+    for i, name in enumerate(layers if few else ()):
         axes.text(i + 0.5, -0.5, _short(name), rotation=45, ha="right", va="top", fontsize=7)
-    axes.set_xlim(0, len(plan["layers"]))
+    axes.set_xlim(0, len(layers))
     axes.set_ylim(-1.1, 0.5)
     axes.set_axis_off()
     server = plan["server"]

@@ -97,7 +97,7 @@ class ReportServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
-    protocol_version = "HTTP/1.1"
+    protocol_version = "HTTP/1.0"  # a connection for each answer: none outlives the server
     server_version, sys_version = "heterps", ""
     timeout = 30
 

@@ -7,6 +7,7 @@ a few steps, for the timeline, are read again from there.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,22 +71,31 @@ class Session:
 
     def add(self, span: Span, offset: int) -> None:
         """One more span, which begins at a byte of the file."""
-        if span.stage is None or span.step is None:
+        stage, name, t, duration_s, step, _ = span
+        if t + duration_s > self.last_t:
+            self.last_t = t + duration_s
+        if stage is None or step is None:
             return
-        total = self.totals.setdefault((span.stage, span.name), Total())
+        total = self.totals.get((stage, name))
+        if total is None:
+            total = self.totals[stage, name] = Total()
         total.count += 1
-        total.seconds += span.duration_s
-        self.first_step = span.step if self.first_step is None else min(self.first_step, span.step)
-        self.last_step = span.step if self.last_step is None else max(self.last_step, span.step)
-        if span.name == "update" and (self.done.last is None or span.step + 1 > self.done.last[1]):
-            self.done.add(span.end, span.step + 1)
+        total.seconds += duration_s
+        if self.first_step is None or self.last_step is None:
+            self.first_step = self.last_step = step
+        elif step > self.last_step:
+            self.last_step = step
+        elif step < self.first_step:
+            self.first_step = step
+        if name == "update" and (self.done.last is None or step + 1 > self.done.last[1]):
+            self.done.add(t + duration_s, step + 1)
         if self._waiting:
             self._waiting -= 1
             return
         if len(self.marks) >= MOST_MARKS:
             del self.marks[1::2]
             self._every *= 2
-        self.marks.append((span.step, offset))
+        self.marks.append((step, offset))
         self._waiting = self._every - 1
 
 
@@ -99,7 +109,7 @@ class TelemetryReader:
     def _forget(self) -> None:
         self._offset = 0
         self._head = b""
-        self.session = Session(None)
+        self.session = self._before = Session(None)
         self.sessions = 0
         self.started_unix_s: float | None = None
         self.curves: dict[str, Curve] = {}
@@ -156,24 +166,28 @@ class TelemetryReader:
         if record is None:
             self.damaged += 1
             return
-        kind, name, t = record.get("kind"), str(record.get("name")), _number(record.get("t")) or 0.0
-        if kind == "span":
+        kind = record.get("kind")
+        if kind == "span":  # nearly all of them
             if (span := _span(record)) is not None:
                 self.session.add(span, offset)
-                self.session.last_t = max(self.session.last_t, span.end)
             return
+        name, t = str(record.get("name")), _number(record.get("t")) or 0.0
         if kind == "event" and name == "start":
             fields = record.get("fields")
+            self._before = self.session
             self.session = Session(_number(fields.get("unix_s")) if isinstance(fields, dict) else None)
             self.sessions += 1
             if self.started_unix_s is None:
                 self.started_unix_s = self.session.unix_s
         elif kind == "event" and name == "end":
+            if self._before.steps and not self.session.steps:  # there was nothing left to do
+                self.session, self.sessions = self._before, self.sessions - 1
             self.session.ended = True
+            return
         elif kind == "scalar":
-            value, step = _number(record.get("value")), _number(record.get("step"))
-            if value is not None and step is not None and (name in self.curves or len(self.curves) < MOST_NAMES):
-                self.curves.setdefault(name, Curve()).add(int(step), value)
+            value, step = _number(record.get("value")), record.get("step")
+            if value is not None and isinstance(step, int) and (name in self.curves or len(self.curves) < MOST_NAMES):
+                self.curves.setdefault(name, Curve()).add(step, value)
         elif kind == "count" and (name in self.counts or len(self.counts) < MOST_NAMES):
             self.counts[name] = _number(record.get("total")) or 0.0
         self.session.last_t = max(self.session.last_t, t)
@@ -205,20 +219,21 @@ def _lines(file: Any, start: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        found = json.loads(line.decode())
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
 
 def _span(record: dict[str, Any]) -> Span | None:
-    t, duration_s = _number(record.get("t")), _number(record.get("duration_s"))
-    if t is None or duration_s is None:
+    get = record.get
+    t, duration_s, stage, step, micro_batch = get("t"), get("duration_s"), get("stage"), get("step"), get("micro_batch")
+    if not isinstance(t, int | float) or not isinstance(duration_s, int | float) or not 0 <= t + duration_s < math.inf:
         return None
-    stage, step, micro_batch = (
-        value if isinstance(value, int) else None for value in map(record.get, ("stage", "step", "micro_batch"))
-    )
-    return Span(stage, str(record.get("name")), t, duration_s, step, micro_batch)
+    return Span(
+        stage if isinstance(stage, int) else None, str(get("name")), t, duration_s,
+        step if isinstance(step, int) else None, micro_batch if isinstance(micro_batch, int) else None,
+    )  # fmt: skip
 
 
 def _number(value: object) -> float | None:

@@ -43,6 +43,8 @@ def _speed(found: dict[str, Any]) -> str | None:
     if not predicted:
         return text
     off = measured / predicted - 1
+    if off > 1:
+        return f"{text}, {measured / predicted:.3g} times the {format_rate(predicted)} predicted"
     side = "as predicted" if abs(off) < 5e-4 else f"{format_share(abs(off))} {'above' if off > 0 else 'below'}"
     return f"{text}, {side}" + ("" if abs(off) < 5e-4 else f" the {format_rate(predicted)} predicted")
 

@@ -45,6 +45,12 @@ class Backward:
         """True when no gradient has to be waited for."""
         return all(not isinstance(grad, OnItsWay) or grad.event.query() for grad in self.tensors.values())
 
+    def wait(self) -> None:
+        """Returns when all gradients are there."""
+        for grad in self.tensors.values():
+            if isinstance(grad, OnItsWay):
+                grad.wait()
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -164,6 +170,7 @@ class Worker(threading.Thread):
 
     def _backward(self, message: Backward) -> None:
         step = self._fed[message.step].step
+        message.wait()  # not within the span: that is the time of this stage's work
         with self._span("backward", message.step, message.micro_batch):
             grads = self.stage.backward(step, message.micro_batch, message.tensors)
         self._sent_back(step, message.micro_batch, grads)

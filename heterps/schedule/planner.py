@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from heterps.errors import Infeasible, InvalidInput
@@ -90,6 +90,20 @@ def make_plan(
     lower = None if proof is None else proof.lower
     optimal = lower is not None and found.usd_per_sample <= lower * (1 + OPTIMAL_GAP)
     return _write(problem, name, outcome, found, lower, optimal=optimal)
+
+
+def plan_of_placement(problem: Problem, placement: Sequence[str], *, method: str = "given") -> Plan:
+    """The plan of a placement with its best units; nothing is proved of it.
+
+    Raises:
+        Infeasible: if no units make it meet the goal.
+    """
+    encoded = problem.encode(placement)[0]
+    found = ClosedForm(problem).provision(encoded)
+    if found is None:
+        raise Infeasible("this placement cannot meet the goal")
+    outcome = Outcome(placement=encoded, value=found.usd_per_sample, proved=0.0, evaluations=1, seconds=0.0)
+    return _write(problem, method, outcome, found, None, optimal=False)
 
 
 def breakdown(problem: Problem, plan: Plan) -> Breakdown:

@@ -38,7 +38,7 @@ def test_a_run_leaves_its_files(finished: Path) -> None:
     run = finished / "runs" / "click"
     assert (finished / "runs" / "latest").resolve() == run.resolve()
     assert {path.name for path in run.iterdir()} - {".lock"} == {
-        "job.yaml", "result.json", "telemetry.jsonl", "trace.json", "tensorboard", "checkpoints",
+        "job.yaml", "result.json", "telemetry.jsonl", "trace.json", "tensorboard", "checkpoints", "environment.json",
     }  # fmt: skip
     records = list(read_jsonl(run / "telemetry.jsonl"))
     names = {record["name"] for record in records}

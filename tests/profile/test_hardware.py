@@ -84,5 +84,5 @@ def test_rates_of_a_core() -> None:
     assert torch.get_num_threads() == threads
     assert rates.flops_per_s > 1e8
     assert rates.bytes_per_s > 1e7
-    assert 1e6 < rates.random_bytes_per_s
+    assert rates.random_bytes_per_s > 1e6
     assert Hardware(cpu="x", cores=3, memory_gb=1.0, core=rates).core_rates().units_per_host == 3

@@ -89,7 +89,14 @@ class Chromium:
     def wait(self, condition: str) -> None:
         """Until an expression in the page is true."""
         end = time.monotonic() + LIMIT_S
-        while not self.run(f"Boolean({condition})"):
+        watch = f"""new Promise((tell) => {{
+            const end = Date.now() + 500, look = () => {{
+                const met = Boolean({condition});
+                if (met || Date.now() > end) tell(met); else setTimeout(look, 20);
+            }};
+            look();
+        }})"""
+        while not self.run(watch):
             assert time.monotonic() < end, f"never came true: {condition}"
 
     def screenshot(self, path: Path) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from heterps.plan import Plan
 from heterps.report.data import RunReader, read_run
+from heterps.report.page import render_page
 from heterps.schedule.cost import stage_times
 from heterps.schedule.frontier import frontier, frontier_json
 from heterps.schedule.goal import Goal
+from heterps.schedule.infeasible import NO_MONEY_LIMIT_USD
 from heterps.schedule.paper import paper_cluster, paper_profile
 from heterps.schedule.problem import Problem
 from tests.report.runs import BATCH, HERE, make_run, records, write_telemetry
@@ -24,6 +28,13 @@ SECTIONS = ("plan", "chain", "frontier", "comparison", "stages", "timeline", "cu
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs") / "full")
+
+
+def copy_files(run: Path, to: Path) -> None:
+    """All but what is to be rented."""
+    for file in run.iterdir():
+        if file.is_file():
+            (to / file.name).write_bytes(file.read_bytes())
 
 
 def test_a_complete_run_has_every_section(full: Path) -> None:
@@ -66,6 +77,25 @@ def test_the_frontier_is_that_of_what_is_to_be_rented(full: Path, tmp_path: Path
     assert read_run(local)["frontier"]["of"] == "run"
 
 
+def test_what_is_to_be_rented_may_have_a_profile_of_its_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "profile.json").rename(run / "rent" / "profile.json")
+    data = read_run(run)
+    assert data["rent"]["note"] is None
+    assert data["rent"]["stages"][0]["seconds"] > 0
+    assert len(data["chain"]["layers"]) == 16
+    assert data["frontier"]["of"] == "rent"
+    assert "need the profile" in data["plan"]["note"]
+
+
+def test_a_budget_that_is_none_is_not_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rent=False)
+    plan = json.loads((run / "plan.json").read_text())
+    plan["inputs"] |= {"budget_usd": NO_MONEY_LIMIT_USD, "samples": 1e6, "min_throughput": 0.0}
+    (run / "plan.json").write_text(json.dumps(plan))
+    assert read_run(run)["plan"]["goal"] == {"fastest": True}
+
+
 def test_training_alone_leaves_less_and_says_what_is_missing(tmp_path: Path) -> None:
     data = read_run(make_run(tmp_path / "bare", planned=False))
     assert [section for section in SECTIONS if data[section] is None] == ["plan", "chain", "frontier", "comparison"]
@@ -86,13 +116,9 @@ def test_telemetry_is_enough(tmp_path: Path) -> None:
                                   "comparison.json", "frontier.json", "environment.json"])  # fmt: skip
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"format": 3, "points": 7, "methods": [1]}'])
 def test_a_wrong_file_is_named_and_the_rest_is_shown(full: Path, tmp_path: Path, name: str, content: bytes) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    for file in full.iterdir():
-        if file.is_file():
-            (run / file.name).write_bytes(file.read_bytes())
-    (run / name).write_bytes(content)
-    data = read_run(run)
+    copy_files(full, tmp_path)
+    (tmp_path / name).write_bytes(content)
+    data = read_run(tmp_path)
     assert data["timeline"] is not None
     json.dumps(data, allow_nan=False)
     if content in (b"{", b"[1]", b"\xff\xfe"):
@@ -149,3 +175,45 @@ def test_tables_are_told_with_their_growth(full: Path) -> None:
     assert (table["name"], table["rows"], table["creations"]) == ("emb", table["creations"], table["rows"])
     assert table["hits"] == 106_496 * 400 - table["rows"]
     assert len(table["curves"]["rows"]) == 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_values_files_hold_there_is_a_page(full: Path, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    odd = [None, "x", -1, 1e400, [], {}, [1], {"a": 1}, True, "\ud800"]
+
+    def spoiled(value: Any) -> Any:
+        if rng.random() < 0.15:
+            return rng.choice(odd)
+        if isinstance(value, dict):
+            return {key: spoiled(inner) for key, inner in value.items()}
+        return [spoiled(inner) for inner in value] if isinstance(value, list) else value
+
+    copy_files(full, tmp_path)
+    (tmp_path / "frontier.json").write_text(json.dumps({"points": read_run(full)["frontier"]["points"]}))
+    for name in ("result.json", "comparison.json", "frontier.json", "environment.json"):
+        (tmp_path / name).write_text(json.dumps(spoiled(json.loads((tmp_path / name).read_text()))))
+    lines = [json.dumps(spoiled(record)) for record in records(steps=30)]
+    (tmp_path / "telemetry.jsonl").write_text("\n".join(lines) + "\n")
+    data = read_run(tmp_path)
+    render_page(data)
+    json.dumps(data, allow_nan=False)
+
+
+def test_a_result_of_an_earlier_session_is_not_this_ones(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=40)
+    assert read_run(run)["run"]["stopped"] == "done"
+    later = [{**record, "fields": {"unix_s": 4e9}} if record["name"] == "start" else record
+             for record in records(steps=20, first=40)]  # fmt: skip
+    write_telemetry(run / "telemetry.jsonl", later, append=True)  # it failed: it ended and left no result
+    data = read_run(run)
+    assert (data["run"]["stopped"], data["run"]["step"]) == (None, 60)
+
+
+def test_a_session_that_had_nothing_to_do_changes_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=40)
+    before = read_run(run)
+    idle = [{"t": 0, "kind": "event", "name": "start", "fields": {"unix_s": 4e9}},
+            {"t": 1, "kind": "event", "name": "end", "fields": {}}]  # fmt: skip
+    write_telemetry(run / "telemetry.jsonl", idle, append=True)
+    assert read_run(run) == before

@@ -106,7 +106,7 @@ def test_it_waits_for_a_run_and_follows_it(tmp_path: Path) -> None:
     run, clock = tmp_path / "later", [0.0]
 
     def data() -> dict[str, object]:
-        clock[0] += LEAST_AGE_S
+        clock[0] += 1
         found: dict[str, dict[str, object]] = json.loads(get(server, "/data.json")[2])
         return found["run"]
 

@@ -151,7 +151,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         finally:
             tracemalloc.stop()
 
-    few, many = peak(2500), peak(10_000)  # 4 and 16 MB
+    few, many = peak(1500), peak(6000)  # 3 and 11 MB
     assert many < 1.3 * few + 500_000
 
 

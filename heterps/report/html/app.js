@@ -89,7 +89,12 @@ class Page {
     if (!there) return put(box, [missing(data, section.id)]);
     if (section.lead) put(box, [h("p.lead", {}, section.lead)]);
     else put(box, [h("div", { style: { height: "10px" } })]);
-    return section.render(data, box);
+    try {
+      return section.render(data, box);
+    } catch (error) {  // one that cannot be drawn must not take the others with it
+      console.error(error);
+      return put(box, [h("p.missing", {}, `This cannot be drawn: ${error.message}.`)]);
+    }
   }
 
   update(key, inputs, box, render) {

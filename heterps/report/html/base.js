@@ -7,11 +7,11 @@ const format = {
   rate(value) {
     return (value >= 100 ? Math.round(value).toLocaleString("en-US") : format.digits(value, 4)) + "/s";
   },
-  usd(value) {
+  usd(value, most = 4) {
     if (value === 0) return "$0";
     if (value < 1e-6) return "<$0.000001";
     if (value >= 1) return "$" + value.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-    return "$" + format.digits(value, value < 1e-3 ? 3 : 4);
+    return "$" + format.digits(value, most);
   },
   seconds(value) {
     if (value === 0) return "0 s";
@@ -37,6 +37,7 @@ const format = {
     return (100 * value).toFixed(value < 0.1 ? 2 : 1) + "%";
   },
   signed(value) {
+    if (value > 1) return "× " + format.digits(1 + value);
     return (value < 0 ? "−" : "+") + format.share(Math.abs(value));
   },
   count(value) {
@@ -101,12 +102,16 @@ function ticks(low, high, wanted) {
   return found;
 }
 
-// 1, 2 and 5 of each power of ten; powers alone, or every so many, where that would be too many.
+// 1, 2 and 5 of each power of ten; more where that is too few, and where it is too many, powers or every so many.
 function logTicks(low, high, wanted) {
   const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
   let found = [];
-  for (let power = first; power <= last; power++) for (const factor of [1, 2, 5]) found.push(factor * 10 ** power);
-  found = found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  for (const factors of [[1, 2, 5], [1, 1.5, 2, 3, 5, 7]]) {
+    if (found.length >= Math.min(4, wanted)) break;
+    found = [];
+    for (let power = first; power <= last; power++) for (const factor of factors) found.push(factor * 10 ** power);
+    found = found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  }
   if (found.length > wanted) {
     const powers = found.filter((value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6);
     if (powers.length >= 2) found = powers;

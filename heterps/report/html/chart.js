@@ -41,7 +41,7 @@ function lineChart(box, options) {
   for (const line of lines) put(chart, guide(line, { px, py, left, right, top, bottom }));
   for (const one of series) put(chart, [curve(one, px, py)]);
   put(chart, bands(series, { px, left, right, top, bottom, x: ax, y: ay }));
-  for (const mark of marks) put(chart, pointer(mark, px, py, left, right));
+  for (const mark of marks) put(chart, pointer(mark, px, py, { left, right, bottom }));
   return chart;
 }
 
@@ -95,10 +95,11 @@ function nearest(points, x) {
   return Math.abs(points[low][0] - x) <= Math.abs(points[high][0] - x) ? points[low] : points[high];
 }
 
-function pointer(mark, px, py, left, right) {
+function pointer(mark, px, py, { left, right, bottom }) {
   const x = px(mark.x), y = py(mark.y), end = x > (left + right) / 2;
+  const down = !mark.below ? -10 : y + 24 < bottom ? 20 : 4;  // beside it, where the axis leaves no room below
   return [s(`circle.${mark.kind}`, { cx: x, cy: y, r: 7 }, tip(mark.title)),
-    s("text.strong", { x: x + (end ? -12 : 12), y: y + (mark.below ? 20 : -10), "text-anchor": end ? "end" : "start" }, mark.label)];
+    s("text.strong", { x: x + (end ? -12 : 12), y: y + down, "text-anchor": end ? "end" : "start" }, mark.label)];
 }
 
 const legend = (entries) => h("div.legend", {}, entries.map(([colour, text, opacity]) =>

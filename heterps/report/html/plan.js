@@ -25,6 +25,7 @@ const GOALS = {
   max_usd_per_hour: (value) => `at most ${format.usd(value)} an hour`,
   samples: (value) => `${format.count(value)} samples`,
   deadline_hours: (value) => `within ${format.digits(value)} h`,
+  fastest: () => "as fast as can be",
   budget_usd: (value) => `for ${format.usd(value)} at most`,
 };
 
@@ -102,7 +103,8 @@ function renderChain(data, box) {
       layer.name, h("span", {}, " ", about.filter(Boolean).join(", ")))]);
     for (const name of used) put(grid, [costCell(data, layer, name, { placed: plan && plan.placement[i] === name, money, most, priced })]);
   });
-  put(box, [grid, h("p.note", {}, `One batch of ${format.count(chain.batch_size)} samples on one unit: computing (thick), exchanging parameters (thin). `,
+  const long = chain.layers.length > 40;
+  put(box, [long ? h("div.tall", { tabindex: "0", role: "region", "aria-label": "layers" }, grid) : grid, h("p.note", {}, `One batch of ${format.count(chain.batch_size)} samples on one unit: computing (thick), exchanging parameters (thin). `,
     priced ? "Bars are as long as the money a million samples would cost there; " : "Bars are as long as the time; ",
     "full colour is where the plan puts the layer.", chain.derived ? " Costs are derived by a roofline, not measured." : "")]);
 }
@@ -116,7 +118,7 @@ function costCell(data, layer, name, { placed, money, most, priced }) {
   return h(placed ? "div.cost.placed" : "div.cost", { title: told }, which,
     h("div.bars", {}, bar(cost.compute_s, "compute"), cost.sync_s > 0 && bar(cost.sync_s, "sync")),
     h("div.figures", {}, h("span", {}, format.seconds(Math.max(cost.compute_s, cost.sync_s))),
-      priced && h("span", {}, format.usd(money(Math.max(cost.compute_s, cost.sync_s), name)))));
+      priced && h("span", {}, format.usd(money(Math.max(cost.compute_s, cost.sync_s), name), 3))));
 }
 
 function renderFrontier(data, box) {
@@ -126,7 +128,7 @@ function renderFrontier(data, box) {
   if (chosen) {
     marks.push({ x: chosen.throughput, y: chosen.usd_per_million_samples, kind: "chosen", label: "the plan", below: true,
       title: `the plan: ${format.rate(chosen.throughput)}, ${format.usd(chosen.usd_per_million_samples)} a million samples` });
-    if (chosen.min_throughput > 0) lines.push({ x: chosen.min_throughput, label: `asked: ${format.short(chosen.min_throughput)}/s` });
+    if (chosen.min_throughput > 0.4 * Math.min(...points.map((point) => point.throughput))) lines.push({ x: chosen.min_throughput, label: `asked: ${format.short(chosen.min_throughput)}/s` });
   }
   const real = data.measured;
   if (frontier.of === "run" && known(real.throughput) && known(real.usd_per_million_samples)) {

@@ -131,7 +131,7 @@ function renderEnvironment(data, box) {
     for (const [key, name] of Object.entries(names)) {
       if (known(found[key])) facts.push([name, key === "memory_bytes" ? format.bytes(found[key]) : String(found[key])]);
     }
-    const gpus = Array.isArray(found.gpus) ? found.gpus : [];
+    const gpus = Array.isArray(found.gpus) ? found.gpus.filter((gpu) => gpu?.name) : [];
     facts.push(["GPUs", gpus.length ? gpus.map((gpu) => `${gpu.name}${gpu.memory_bytes ? ` (${format.bytes(gpu.memory_bytes)})` : ""}`).join(", ") : "none"]);
     for (const [key, value] of Object.entries(found)) {
       if (!(key in names) && !["gpus", "machine"].includes(key) && known(value)) facts.push([key.replaceAll("_", " "), flat(value)]);

@@ -45,8 +45,8 @@ class Conditions:
         self._check("jitter", self.jitter, least=0.0, most=3.0)
         self._check("shared_gbps", self.shared_gbps, above=0.0)
         self._check("micro_batches", self.micro_batches, least=1)
-        self._check("staleness", self.staleness, least=0)
-        self._check("failures_per_unit_hour", self.failures_per_unit_hour, least=0.0)
+        self._check("staleness", self.staleness, least=0, most=1000)
+        self._check("failures_per_unit_hour", self.failures_per_unit_hour, least=0.0, most=1000.0)
         self._check("restart_s", self.restart_s, least=0.0)
         self._check("checkpoint_every_s", self.checkpoint_every_s, above=0.0)
         self._check("checkpoint_s", self.checkpoint_s, least=0.0)
@@ -61,7 +61,9 @@ class Conditions:
             return
         option = "--failures" if name == "failures_per_unit_hour" else "--" + name.replace("_", "-")
         rule = f"above {above:g}" if above > -math.inf else f"{least:g} or more"
-        raise InvalidInput(f"{option} is {value:g}; it must be {rule}" + (f", at most {most:g}" if most < 9 else ""))
+        raise InvalidInput(
+            f"{option} is {value:g}; it must be {rule}" + (f", at most {most:g}" if most < math.inf else "")
+        )
 
     def steps_in_flight(self, *, stages: int, sync: bool, micro_batches: int) -> int:
         """The staleness that holds for a pipeline of so many stages."""

@@ -63,33 +63,30 @@ def plan_simulated(
         InvalidInput: for a method that refuses the objective, or the goal of the fastest plan within a budget.
     """
     name = resolve(method, Simulated(problem, conditions))
-    best = prove(problem, settings=settings)
-    entry = _enter(problem, conditions, name, simulations, settings, on_progress)
-    opponent = None
+    prove(problem, settings=settings)
+    objective = Simulated(problem, conditions, simulations=simulations)
+    entry = _enter(objective, conditions, name, settings, on_progress)
+    fastest, opponent = objective.fastest, None
     if name != LOCAL:
-        spent = simulations if entry is None else entry.simulations
-        opponent = _enter(problem, conditions, LOCAL, spent, settings, on_progress)
-    candidates = [entry, opponent] if method == AUTO else [entry]
-    found = [candidate for candidate in candidates if candidate is not None]
+        objective = Simulated(problem, conditions, simulations=objective.simulations)
+        opponent = _enter(objective, conditions, LOCAL, settings, on_progress)
+        fastest = max(fastest, objective.fastest)
+    found = [made for made in ((entry, opponent) if method == AUTO else (entry,)) if made is not None]
     if not found:
-        assert best.best.placement is not None
         raise Infeasible(
             f"{name} found no plan that reaches {format_rate(problem.goal.throughput_floor)} in simulation, though the "
-            "closed form has one; ask for less, raise limits, or simulate the closed form's plan to see what it loses"
+            f"closed form has one; the fastest that was simulated reaches {format_rate(fastest)}. Ask for less, or see "
+            "with heterps simulate what the closed form's plan loses to what"
         )
     chosen = min(found, key=lambda candidate: candidate.simulation.usd_per_million_samples)
     return Contest(entry, opponent, chosen)
 
 
 def _enter(
-    problem: Problem,
-    conditions: Conditions,
-    method: str,
-    simulations: int,
-    settings: Settings,
-    on_progress: OnProgress | None,
+    objective: Simulated, conditions: Conditions, method: str, settings: Settings, on_progress: OnProgress | None
 ) -> Entry | None:
-    objective = Simulated(problem, conditions, simulations=simulations)
+    """What a method finds, simulated over all steps of the conditions; None if it finds nothing."""
+    problem = objective.problem
     try:
         plan = make_plan(problem, method=method, objective=objective, settings=settings, on_progress=on_progress)
     except Infeasible:
@@ -98,7 +95,7 @@ def _enter(
     written = plan.to_dict()
     written["search"]["simulated"] = {
         "throughput": simulation.throughput,
-        "usd_per_million_samples": simulation.usd_per_million_samples,
+        "usd_per_million_samples": simulation.usd_per_million_samples if simulation.throughput > 0 else None,
         "simulations": objective.simulations,
         "jitter": conditions.jitter,
         "shared_gbps": conditions.shared_gbps,

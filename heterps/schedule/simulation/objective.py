@@ -21,14 +21,15 @@ SCREEN = 1.3
 """A placement whose closed-form cost is above the best simulated one by this factor is not simulated, and scored with
 the closed form's cost. Chance and sharing only add to that; unbalanced stages drain faster, but not by so much."""
 
-REFINE = 1.1
+REFINE = 1.25
 """Placements within this factor of the best so far get their units refined stage by stage."""
 
 
 class Simulated:
     """Scores by simulation, with the same random numbers for all placements, and at most `simulations` of them.
 
-    `left` says how many remain; once none do, placements that were not simulated before count as infeasible. Values are
+    `left` says how many remain; once none do, placements that were not simulated before count as infeasible. `fastest`
+    is the highest throughput that was simulated. Values are
     dollars a sample with failures included, on average over long runs. The goal of the fastest plan within a budget is
     refused: it has no least throughput to choose units for.
     """
@@ -48,6 +49,7 @@ class Simulated:
         self._closed = ClosedForm(problem)
         self._known: dict[bytes, Units] = {}
         self._best = math.inf
+        self.fastest = 0.0
 
     @property
     def left(self) -> float:
@@ -91,6 +93,7 @@ class Simulated:
         if found.usd_per_sample <= REFINE * self._best:
             found = provisioner.refine(found)
         self._known[key] = found
+        self.fastest = max(self.fastest, found.throughput)
         if found.shortfall == 0:
             self._best = min(self._best, found.usd_per_sample)
         return found

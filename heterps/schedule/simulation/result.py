@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from heterps.errors import InvalidInput
 from heterps.plan import Plan
 from heterps.schedule.cost import evaluate, stage_runs
 from heterps.schedule.problem import Problem
@@ -75,6 +76,11 @@ def simulate_units(
     problem: Problem, placement: Sequence[str], units: Sequence[int], server_units: int, conditions: Conditions
 ) -> Simulation:
     """A placement (type names, one a layer) with units for each stage and the server; limits are not checked."""
+    for layer, name in zip(problem.profile.layers, placement, strict=True):
+        if name not in layer.costs:
+            raise InvalidInput(
+                f"layer {layer.name!r} is placed on {name!r}, but its costs are of {', '.join(layer.costs)}"
+            )
     work = work_of(problem, problem.encode(placement)[0])
     got = measure(problem, work, units, server_units, conditions)
     prices = {name: kind.price_per_hour for name, kind in problem.cluster.types.items()}

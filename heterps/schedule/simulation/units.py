@@ -2,10 +2,10 @@ r"""Whole units for a placement, by simulation.
 
 A target throughput t asks stage s for the fewest units k with S + P/k · J_k ≤ 1/t and DS + DP/k ≤ 1/t, where J_k is
 what stragglers stretch computing by, on average about the factor's quantile 0.56^(1/k); the server for p t J units.
-Two targets are tried: the throughput that is asked for, and the one at which the closed form's optimum stands. A
-target that comes out too slow in the simulation (stages wait for each other's jitter, links are shared) is raised by
-what is missing. From the cheaper of the two, units are then taken from single stages and the server, and given to the
-busiest, as long as that is cheaper a sample and fast enough.
+Three targets are tried: the throughput at which the closed form's optimum stands; what that reaches in simulation, if
+it is much less (units that a shared link keeps waiting are not worth their money); and the throughput asked for. One
+that comes out too slow for the goal is raised by what is missing. From the cheapest, units are then taken from single
+stages and the server, and given to the busiest, as long as that is cheaper a sample and fast enough.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEAN_QUANTILE = math.exp(-0.5772156649)
 """Where the mean of the largest of many draws lies among its quantiles (Gumbel's distribution, Euler's constant)."""
 
 RAISES = 3
-PASSES = 2
+PASSES = 8
 """Targets raised, and rounds of changing single stages' units, at the most."""
 
 SLACK = 1e-9
@@ -71,30 +71,29 @@ class Provisioner:
 
         The closed form's units are the last resort, where limits leave no room for stragglers.
         """
-        found: Units | None = None
-        for target in self._targets(closed_throughput):
-            found = _better(found, self._reach(target))
+        fill = self._problem.goal.fill(self._work.stages)  # targets are of a pipeline that is always full
+        found = self._reach(closed_throughput / fill)
+        if found is not None and self._floor < found.throughput < 0.95 * closed_throughput:
+            found = _better(found, self._reach(found.throughput / fill))
+        if 0 < self._floor < 0.98 * closed_throughput:
+            found = _better(found, self._reach(self._floor / fill))
         if found is None or found.shortfall > 0:
             found = _better(found, self._simulated(closed_units, closed_server))
         return found
 
     def refine(self, found: Units) -> Units:
-        """Changes single stages' units as long as it helps."""
-        for _ in range(PASSES):
-            before = found
-            for units, server in self._changes(found):
-                found = _better(found, self._simulated(units, server)) or found
-            if found.rank >= before.rank:
+        """Changes single stages' units as long as it helps: fewer, the idlest stage first, and more for the busiest."""
+        for turn in range(PASSES):
+            before, finest = found, True
+            order = np.argsort(found.busy, kind="stable")
+            for s, sign in [*((s, -1) for s in order), (order[-1], 1)]:
+                step = max(1, [*found.units, found.server_units][s] // (8 << turn))
+                finest &= step == 1
+                if (changed := self._changed(found, int(s), sign * step)) is not None:
+                    found = _better(found, self._simulated(*changed)) or found
+            if found is before and finest:
                 break
         return found
-
-    def _targets(self, closed: float) -> list[float]:
-        """The throughput asked for, and the closed form's; both as a pipeline that is always full must have them."""
-        fill = self._problem.goal.fill(self._work.stages)
-        targets = [closed / fill]
-        if 0 < self._floor < 0.98 * closed:
-            targets.append(self._floor / fill)
-        return targets
 
     def _reach(self, target: float) -> Units | None:
         """Units for the target, raised until the simulation reaches the goal or a constraint forbids it."""
@@ -135,23 +134,17 @@ class Provisioner:
         tail = -np.expm1(math.log(MEAN_QUANTILE) / units)
         return np.maximum(1.0, np.exp(sigma * (-np.asarray(ndtri(tail)) - 0.5 * sigma)))
 
-    def _changes(self, found: Units) -> list[tuple[tuple[int, ...], int]]:
-        """Fewer units for each stage and the server, the idlest first, and more for the busiest."""
-        counts, made = np.array([*found.units, found.server_units]), []
-        least = np.append(self._least, 1)
-        busy = np.array(found.busy)
-        for s in np.argsort(busy, kind="stable"):
-            made.append((s, counts[s] - max(1, counts[s] // 16)))
-        made.append((int(np.argmax(busy)), counts[np.argmax(busy)] + max(1, counts[np.argmax(busy)] // 16)))
-        changed = []
-        for s, count in made:
-            if count < least[s] or (s == len(counts) - 1 and found.server_units == 0):
-                continue
-            now = counts.copy()
-            now[s] = count
-            if self._allowed(now[:-1].astype(float), float(now[-1])):
-                changed.append((tuple(int(k) for k in now[:-1]), int(now[-1])))
-        return changed
+    def _changed(self, found: Units, stage: int, more: int) -> tuple[tuple[int, ...], int] | None:
+        """More (or fewer) units for a stage, or for the server behind the last one; None if a constraint forbids it."""
+        counts = np.array([*found.units, found.server_units])
+        counts[stage] += more
+        is_server = stage == len(found.units)
+        least = 1.0 if is_server else self._least[stage]
+        if counts[stage] < least or (is_server and found.server_units == 0):
+            return None
+        if not self._allowed(counts[:-1].astype(float), float(counts[-1])):
+            return None
+        return tuple(int(k) for k in counts[:-1]), int(counts[-1])
 
     def _allowed(self, units: Floats, server: float) -> bool:
         problem = self._problem
