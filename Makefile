@@ -15,7 +15,7 @@ export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench peers soak clean
+.PHONY: help setup demo test lint docs bench peers soak clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1 \t\2/' | expand -t 16
@@ -35,6 +35,10 @@ lint: $(STAMP) ## ruff (lint and format) and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(STAMP) ## the documentation as pages in site/
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "built: site/index.html"
+
 bench: $(STAMP) ## benchmarks of the planner, the store and training (beside their peers, if made)
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/store.py
@@ -51,7 +55,7 @@ soak: $(STAMP) ## long tests
 	$(BIN)/pytest -m soak
 
 clean: ## removes the environment, build outputs and caches
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find heterps tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The native core is compiled by the install, so its sources are among the prerequisites.

@@ -95,6 +95,7 @@ def two_cores() -> tuple[list[Case], Cluster]:
     cpu = ResourceType(device="cpu", price_per_hour=core, limit=2)
     one = ResourceType(device="cpu", price_per_hour=core, limit=1)
     ctr: dict[str, Any] = {"model": "ctrdnn", "args": {}}
+    wide: dict[str, Any] = {"model": "wide-and-deep", "args": {"hidden": [256, 128]}}
     cases = [
         Case(**ctr, batch=4096, stages=[("cpu", 0, 1)]),
         Case(**ctr, batch=4096, stages=[("cpu", 0, 2)]),
@@ -104,8 +105,8 @@ def two_cores() -> tuple[list[Case], Cluster]:
         Case(model="dlrm", args={}, batch=2048, stages=[("a", 5, 1), ("b", 0, 1)]),
         Case(model="dlrm", args={}, batch=2048, stages=[("cpu", 0, 1)]),
         Case(model="dlrm", args={}, batch=2048, stages=[("cpu", 0, 2)]),
-        Case(model="wide-and-deep", args={"hidden": [256, 128]}, batch=2048, stages=[("a", 3, 1), ("b", 0, 1)]),
-        Case(model="wide-and-deep", args={"hidden": [256, 128]}, batch=8192, stages=[("a", 2, 1), ("b", 1, 1), ("a", 0, 1)]),
+        Case(**wide, batch=2048, stages=[("a", 3, 1), ("b", 0, 1)]),
+        Case(**wide, batch=8192, stages=[("a", 2, 1), ("b", 1, 1), ("a", 0, 1)]),
     ]  # fmt: skip
     return cases, Cluster(types={"cpu": cpu, "a": one, "b": one})
 
@@ -207,6 +208,10 @@ def main() -> None:
         chain = zoo.build(case.model, **case.args)
         if case.job not in measured:
             measured[case.job] = measure(chain, data, case.settings(), served=False)
+            for layer in measured[case.job].layers:
+                times = {k: f"{s * 1e3:.3g}" for k, s in (layer.crossing_s or layer.cpu_s).items()}
+                on_gpu = "" if layer.gpu_s is None else f", GPU {layer.gpu_s * 1e3:.3g}"
+                print(f"  {layer.name}: ms on cores {times}{on_gpu}", flush=True)
         if arguments.gpu:
             cluster = cluster_here(measured[case.job].hardware, measured[case.job].links, CATALOG)
         planned = plan_of(case, measured[case.job], cluster)
@@ -226,8 +231,9 @@ def main() -> None:
 
 def _line(row: Row) -> str:
     stages = " → ".join(f"{stage.units} {stage.type}" for stage in row.planned.plan.stages)
+    was = row.planned.plan.predicted.throughput
     return (
-        f"| {row.case} | {stages} | {row.planned.plan.predicted.throughput:,.0f} | {row.first:,.0f} | {row.error:+.1%} | "
+        f"| {row.case} | {stages} | {was:,.0f} | {row.first:,.0f} | {row.error:+.1%} | "
         f"{row.corrected:,.0f} | {row.second:,.0f} | {row.error_after:+.1%} | {row.usd_per_million:.5f} |"
     )
 
@@ -245,7 +251,11 @@ def _table(rows: Sequence[Row], measured: dict[Any, Measurement], cluster: Clust
         before, after = (statistics.median(map(abs, each)) for each in
                          ([row.error for row in some], [row.error_after for row in some]))  # fmt: skip
         lines.append(f"Median over {len(some)} ({what}): {before:.1%} off, {after:.1%} after calibration.")
-    lines += ["", "The pick, and the best plan of the same job in the table, by measured dollars a million samples:", ""]
+    lines += [
+        "",
+        "The pick, and the best plan of the same job in the table, by measured dollars a million samples:",
+        "",
+    ]
     for job, own in measured.items():
         lines.append(_pick(job, own, [row for row in rows if row.case.job == job], cluster))
     return "\n".join(lines) + "\n"

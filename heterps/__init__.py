@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Threads of OpenMP that wait must sleep: stages, readers and tables share the cores. Read when torch is imported, so
+# import heterps first; a user's own setting stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 if TYPE_CHECKING:
     from heterps.api import compare

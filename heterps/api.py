@@ -73,7 +73,7 @@ def plan(
         method: a search method; `auto` takes `exact`.
         seed: of the methods that draw at random.
         on_progress: called with a `Progress` as the search goes on.
-        goal: the fields of `heterps.schedule.Goal`, such as `min_throughput=80000`.
+        goal: the fields of `heterps.schedule.goal.Goal`, such as `min_throughput=80000`.
 
     Raises:
         Infeasible: if no plan meets the goal; says what is reachable and what stops it.

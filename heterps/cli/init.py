@@ -30,7 +30,7 @@ DATA = {
 }
 
 TEMPLATE = """\
-# A training job. Run it with: heterps train {file}
+# A training job. Run it with: heterps run {file}
 # Every key but model and data has a default; paths are relative to where the command runs.
 
 # A model of the zoo ({models}, …) with its arguments,
@@ -61,8 +61,16 @@ checkpoint:
   every_minutes: 10                # in the run's directory; or path: somewhere/else
   keep: 2
 
-# Which plan to run (else everything runs on this machine's GPU, or its cores):
-# plan: {{file: plan.json}}
+# What there is to rent: names of `heterps catalog` with limits, a cluster.yaml, or types written out.
+# Without it the job is planned for this machine alone.
+# cluster: [cpu:480, t4:32, h200:8]
+
+# What the plan must reach, for the least money: samples a second,
+# or samples with deadline_hours or budget_usd; max_usd_per_hour with any.
+# goal: {{min_throughput: 500000}}
+
+# How to plan (exact proves its optimum), and by what share a run may leave its prediction before it says so:
+plan: {{method: auto, tolerance: 0.25}}    # or file: plan.json
 """
 
 
@@ -87,7 +95,7 @@ def init(
         file.write_text(text)
     except OSError as error:
         raise InvalidInput(f"{file}: cannot be written ({error.strerror}); choose another path") from None
-    typer.echo(f"written to {file}; train with: heterps train {file}")
+    typer.echo(f"written to {file}; run it with: heterps run {file}")
 
 
 def _args(model: str, data: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
@@ -27,10 +26,6 @@ from heterps.cli import (
     watch,
 )
 from heterps.errors import HeterPSError
-
-# Threads of OpenMP that wait must sleep: stages share the cores. Read when torch is imported, which commands do late.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 app = typer.Typer(
     name="heterps",

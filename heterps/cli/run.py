@@ -55,10 +55,7 @@ def run(
     directory = run_of_name(Path(runs), name if name is not None else Path(job_file).stem, fresh=not resume)
     catalog = catalogs.load()
     measured = measured_job(job, fresh=fresh, quiet=False)
-    if job.plan.file is not None:
-        choice = _given(job, measured, catalog)
-    else:
-        choice = choose(job, measured, catalog=catalog)
+    choice = _given(job, measured, catalog) if job.plan.file is not None else choose(job, measured, catalog=catalog)
     if choice.infeasible is not None:
         if not here:
             raise choice.infeasible

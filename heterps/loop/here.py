@@ -34,9 +34,7 @@ def cluster_here(hardware: Hardware, links: Links | None, catalog: Catalog) -> C
     return Cluster(types=types)
 
 
-def profiled_types(
-    job: Job, measured: Measurement, catalog: Catalog, *, names: Sequence[str] | None = None
-) -> Cluster:
+def profiled_types(job: Job, measured: Measurement, catalog: Catalog, *, names: Sequence[str] | None = None) -> Cluster:
     """The types to profile a job on: those named, of this machine or the catalog; else the job's and those here."""
     here = cluster_here(measured.hardware, measured.links, catalog)
     if names is not None:

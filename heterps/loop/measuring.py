@@ -34,7 +34,7 @@ def measure_job(
     example = job.example(data)
     chain.check_batch(example)
     settings = job.settings()
-    key = measurement_key(chain, example, settings, here())
+    key = measurement_key(chain, example, settings, here(), source=str(job.data.get("source")))
     kept = None if fresh else load_measurement(key)
     if kept is not None:
         return kept, True

@@ -14,7 +14,7 @@ from heterps.catalog import Catalog
 from heterps.errors import Infeasible
 from heterps.job import Job
 from heterps.loop.here import cluster_here, missing
-from heterps.loop.measuring import cluster_of_job, job_samples
+from heterps.loop.measuring import cluster_of_job
 from heterps.plan import Cluster, Plan
 from heterps.profile.assemble import assemble
 from heterps.profile.measurement import Measurement
@@ -25,7 +25,6 @@ from heterps.schedule.objective import ClosedForm
 from heterps.schedule.planner import OnProgress, breakdown, make_plan, plan_of_placement
 from heterps.schedule.problem import Problem
 from heterps.schedule.search import Settings
-from heterps.units import MILLION
 
 CUT_SHARE = 0.05
 """What a plan of more stages must be better by, to be run here. Assumed."""
@@ -92,11 +91,20 @@ def best_here(
     catalog: Catalog,
     settings: Settings = Settings(),  # noqa: B008
 ) -> Planned:
-    """The fastest plan for this machine."""
+    """The fastest plan for this machine; of those as fast, the cheapest.
+
+    Its goal, which a plan keeps, is the throughput that it reaches.
+    """
     cluster = cluster_here(measured.hardware, measured.links, catalog)
-    goal = _in_mode(job, Goal(samples=job_samples(job) or MILLION, budget_usd=NO_MONEY_LIMIT_USD))
-    problem = Problem(assemble(measured, cluster, catalog=catalog), cluster, goal)
-    return simplest(Planned(problem, make_plan(problem, method="exact", settings=settings)))
+    free = _in_mode(job, Goal(samples=1.0, budget_usd=NO_MONEY_LIMIT_USD))
+    problem = Problem(assemble(measured, cluster, catalog=catalog), cluster, free)
+    fastest = simplest(Planned(problem, make_plan(problem, method="exact", settings=settings))).plan
+    as_fast = _in_mode(job, Goal(min_throughput=fastest.predicted.throughput * (1 - 1e-9)))
+    problem = problem.with_goal(as_fast)
+    plan = make_plan(problem, method="exact", settings=settings)
+    if len(plan.stages) > len(fastest.stages):
+        plan = plan_of_placement(problem, fastest.placement)
+    return Planned(problem, plan)
 
 
 def make_problem(job: Job, measured: Measurement, cluster: Cluster, catalog: Catalog) -> Problem:

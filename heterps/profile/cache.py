@@ -27,9 +27,9 @@ def cache_directory() -> Path:
     return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "heterps"
 
 
-def measurement_key(chain: Chain, batch: Batch, settings: Settings, hardware: Hardware) -> str:
+def measurement_key(chain: Chain, batch: Batch, settings: Settings, hardware: Hardware, *, source: str = "") -> str:
     """The same for the same model, shape of data, way of training and hardware. A model's code is seen by its layers,
-    their modules and weights' shapes; rows of the data by the shapes of a batch.
+    their modules and weights' shapes; rows of the data by the shapes of a batch, reading them by the kind of `source`.
     """  # noqa: D205
     layers = [(layer.name, layer.kind, repr(layer), layer.reads, layer.writes) for layer in chain.layers]
     weights = [
@@ -41,7 +41,7 @@ def measurement_key(chain: Chain, batch: Batch, settings: Settings, hardware: Ha
         for name, value in sorted(batch.items())
     ]
     optimizer = settings.optimizer if isinstance(settings.optimizer, str) else "own"
-    ways = (settings.batch_size, settings.micro_batches, settings.precision, optimizer)
+    ways = (settings.batch_size, settings.micro_batches, settings.precision, optimizer, settings.steps_ahead, source)
     whole = [VERSION, chain.name, layers, weights, tables, shapes, ways, hardware.identity]
     return hashlib.sha256(json.dumps(whole, default=str).encode()).hexdigest()[:32]
 

@@ -13,20 +13,22 @@ from heterps.units import MILLION, format_rate, format_seconds, format_usd
 
 def profile_table(profile: Profile, types: Sequence[str]) -> Table:
     """Seconds of a batch on one unit of each type, layer by layer; derived ones are marked."""
-    made = table(f"{profile.model}: seconds for a batch of {profile.batch_size:,} on one unit (~ derived)", "layer",
-                 "kind", *types, "state", left=2)  # fmt: skip
+    title = f"{profile.model}: a batch of {profile.batch_size:,} on one unit (~ derived)"
+    made = table(title, "layer", *types, "state")
+    for column in made.columns:
+        column.no_wrap = True
     for layer in profile.layers:
         cells = []
         for name in types:
             cost = layer.costs.get(name)
             mark = "~" if cost is not None and cost.source == "derived" else ""
             cells.append("–" if cost is None else f"{mark}{format_seconds(cost.compute_s)}")
-        made.add_row(layer.name, layer.kind, *cells, _size(layer.state_bytes))
+        made.add_row(layer.name, *cells, _size(layer.state_bytes))
     sums = []
     for name in types:
         costs = [layer.costs[name].compute_s for layer in profile.layers if name in layer.costs]
         sums.append(format_seconds(sum(costs)) if len(costs) == len(profile.layers) else "–")
-    made.add_row("all", "", *sums, _size(sum(layer.state_bytes for layer in profile.layers)), style="bold")
+    made.add_row("all", *sums, _size(sum(layer.state_bytes for layer in profile.layers)), style="bold")
     return made
 
 

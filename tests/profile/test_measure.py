@@ -26,6 +26,7 @@ from heterps.profile.hardware import here
 from heterps.profile.links import Links
 from heterps.profile.measure import measure, share_of_whole, unit_counts
 from heterps.profile.measurement import Measurement
+from heterps.profile.probe import Probed
 from heterps.profile.sweep import Effort
 from heterps.runtime.settings import Settings
 from heterps.runtime.tables import bind_tables
@@ -86,10 +87,15 @@ class TestWithoutLinks:
         measured = measure(chain, even_batches(2), Settings(micro_batches=4), served=False, efforts=efforts)
         times = {layer.name: layer for layer in measured.layers}
         assert max(times, key=lambda name: times[name].cpu_s["1"]) == "nap0"
+        assert times["nap0"].cpu_s["1"] >= 0.03
         assert all(sum(layer.cpu_s[units] for layer in measured.layers) >= 0.04 for units in UNITS)
-        assert all(seconds >= 0.03 for seconds in times["nap0"].cpu_s.values())
-        assert times["nap0"].scaling().alpha < 0.5, "sleeping does not get faster on more cores"
         assert 0.006 < times["nap0"].overhead_s < 0.03, "of one of four micro-batches"
+
+    def test_on_all_cores_layers_take_what_a_whole_step_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(measuring, "probe", lambda *_: Probed(7.0, (6.0,)))
+        measured = quick(chains.small(), even_batches(2))
+        most = max(UNITS, key=int)
+        assert sum(layer.cpu_s[most] for layer in measured.layers) == pytest.approx(7.0)
 
     def test_the_chain_is_left_as_it_was(self) -> None:
         chain = Chain(

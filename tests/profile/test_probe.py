@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from heterps.models import Chain
 from heterps.profile.gpu import leading_embeddings
@@ -30,6 +31,19 @@ def test_a_step_takes_what_its_layers_take(settings: dict[str, Any], calls: int)
     assert len(found.stage_s) == 1
     assert found.stage_s[0] >= calls * 0.004
     assert [len(sleeper.samples) for sleeper in made] == [FIRST_STEPS * calls]
+
+
+class SlowStart(Sleeper):
+    """Sleeps in its first three calls."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.forward_s = 0.1 if len(self.samples) < 3 else 0.0
+        return super().forward(values)
+
+
+def test_first_steps_do_not_count() -> None:
+    plan = plan_of([("cpu", "cpu", 5, 1)])
+    assert probe(lambda: sleepy(SlowStart()), even_batches(2), plan, Settings(), SHORT).step_s < 0.1
 
 
 def test_each_stage_has_its_own_time() -> None:

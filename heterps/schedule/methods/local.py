@@ -27,7 +27,7 @@ BATCH = 32
 MOVES = 2048
 """Most moves of a run of layers that are looked at from one placement."""
 
-KICKS = 400
+KICKS = 1000
 """Kicks without a better placement after which the search ends."""
 
 Rank = tuple[float, float]
