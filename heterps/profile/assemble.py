@@ -93,7 +93,7 @@ def _cost(
     if isinstance(where, Entry):
         return _with_reading(_derived(measured, layer, where, catalog), reading_s)
     local = kind.limit is not None and kind.limit <= where.units and cluster.parameter_server is None
-    sync_s, beta = (reading_s, 0.0) if local else (_exchange_s(measured, layer, kind, cluster) + reading_s, 1.0)
+    sync_s, beta = (reading_s, 0.0) if local else _exchange(measured, layer, cluster, name, reading_s, catalog)
     ps_s = layer.served.ps_s if layer.served is not None else 0.0
     if where.device == "cpu":
         scaling = layer.scaling() if local else _over_machines(measured, layer)
@@ -104,15 +104,30 @@ def _cost(
     return Cost(compute_s=layer.gpu_s, sync_s=sync_s, beta=beta, ps_s=ps_s, source="measured")
 
 
-def _exchange_s(measured: Measurement, layer: LayerTimes, kind: ResourceType, cluster: Cluster) -> float:
-    """Seconds of exchanging a layer's parameters for a batch between units of several machines."""
-    exchange_s = layer.parameter_bytes / measured.links.all_reduce_bytes_per_s
-    moved_bytes = 2.0 * layer.parameter_bytes
+def _exchange(
+    measured: Measurement, layer: LayerTimes, cluster: Cluster, name: str, reading_s: float, catalog: Catalog
+) -> tuple[float, float]:
+    """Seconds of exchanging a layer's parameters for a batch between units of several machines, and its `beta`.
+
+    Rows go to and from the server as was measured, or over the unit's link, if that is slower. Dense gradients are
+    summed as was measured between two processes, or over the link; the units of a machine share that work, but every
+    machine repeats it. Each unit reads its share.
+    """
+    kind = cluster.types[name]
+    byte_s = 0.0 if kind.bandwidth_gbps is None else BITS_PER_BYTE / (kind.bandwidth_gbps * GIGA)
+    try:
+        together = catalog.get(name).units
+    except InvalidInput:
+        together = measured.hardware.cores
+    link_s = 2 * layer.parameter_bytes * byte_s
+    serial_s = max(layer.parameter_bytes / measured.links.all_reduce_bytes_per_s, link_s / together)
+    parallel_s = max(0.0, link_s - serial_s) + reading_s
     if layer.served is not None and cluster.parameter_server is not None:
-        exchange_s += layer.served.sync_s
-        moved_bytes += layer.exchanged_bytes
-    link_s = 0.0 if kind.bandwidth_gbps is None else moved_bytes * BITS_PER_BYTE / (kind.bandwidth_gbps * GIGA)
-    return max(exchange_s, link_s)
+        rows_s = max(layer.served.sync_s, layer.exchanged_bytes * byte_s)
+        serial_s += rows_s * (1 - layer.served.beta)
+        parallel_s += rows_s * layer.served.beta
+    whole_s = serial_s + parallel_s
+    return whole_s, parallel_s / whole_s if whole_s > 0 else 1.0
 
 
 def _derived(measured: Measurement, layer: LayerTimes, entry: Entry, catalog: Catalog) -> Cost:
@@ -137,7 +152,7 @@ def _at_hand(measured: Measurement, layer: LayerTimes, catalog: Catalog) -> Mapp
     """What the layer costs on the hardware here, with its rates: what its efficiency follows from."""
     scaling, served = _over_machines(measured, layer), layer.served
     cpu = Cost(compute_s=scaling.seconds, alpha=scaling.alpha, sync_s=served.sync_s if served else 0.0,
-               ps_s=served.ps_s if served else 0.0)  # fmt: skip
+               beta=served.beta if served else 1.0, ps_s=served.ps_s if served else 0.0)  # fmt: skip
     core = replace(measured.hardware.core_rates(), link_gbps=measured.links.process_gbps)  # what `served` went over
     found = {"cpu": (core, cpu)}
     gpu = measured.hardware.gpu_rates(catalog, precision=measured.precision)

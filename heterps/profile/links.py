@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import zmq
@@ -22,6 +23,7 @@ from heterps.documents import Part
 from heterps.errors import HeterPSError
 from heterps.models.batch import Bags, Batch
 from heterps.models.layer import SparseEmbedding
+from heterps.profile.fit import fit_scaling
 from heterps.ps import Client
 from heterps.store import SparseTable
 from heterps.units import BITS_PER_BYTE, GIGA
@@ -50,6 +52,8 @@ class Served(Part):
 
     sync_s: float
     """Seconds the worker spends on pull and push."""
+    beta: float = 1.0
+    """The share of it that two workers halve, each with half of the batch."""
     ps_s: float
     """Seconds of the server's processor."""
 
@@ -80,18 +84,25 @@ def measure_served(
     return found
 
 
-def _serve(layer: SparseEmbedding, table: object, batches: Sequence[Batch], server: _Peer, rounds: int) -> Served:
-    seconds, worked = [], []
+def _serve(layer: SparseEmbedding, table: Any, batches: Sequence[Batch], server: _Peer, rounds: int) -> Served:
+    whole, half, worked = [], [], []
     for number in range(rounds + 2):
         ids = layer.ids_of(batches[number % len(batches)])
         flat = (ids.ids if isinstance(ids, Bags) else ids).reshape(-1)
-        before, began = server.worked_s(), time.perf_counter()
-        rows = torch.as_tensor(table.pull(flat))  # type: ignore[attr-defined]
-        table.push(flat, torch.zeros_like(rows))  # type: ignore[attr-defined]
-        table.wait()  # type: ignore[attr-defined]
-        seconds.append(time.perf_counter() - began)
+        before = server.worked_s()
+        whole.append(_exchanged_s(table, flat))
         worked.append(server.worked_s() - before)
-    return Served(sync_s=statistics.median(seconds[2:]), ps_s=statistics.median(worked[2:]))
+        half.append(_exchanged_s(table, flat[: max(1, len(flat) // 2)]))
+    times = {1: statistics.median(whole[2:]), 2: statistics.median(half[2:])}
+    return Served(sync_s=times[1], beta=fit_scaling(times).alpha, ps_s=statistics.median(worked[2:]))
+
+
+def _exchanged_s(table: Any, ids: torch.Tensor) -> float:
+    began = time.perf_counter()
+    rows = torch.as_tensor(table.pull(ids))
+    table.push(ids, torch.zeros_like(rows))
+    table.wait()
+    return time.perf_counter() - began
 
 
 class _Peer:

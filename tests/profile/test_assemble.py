@@ -72,7 +72,7 @@ def test_cores_of_this_machine_exchange_nothing_and_one_process_reads() -> None:
 def test_more_cores_than_here_sum_gradients_and_each_reads_its_share(limit: int | None) -> None:
     profile = assemble(measurement(), cluster(cpu={"limit": limit}), catalog=CATALOG)
     embedding, fc, loss = costs(profile, "cpu")
-    assert [cost.beta for cost in (embedding, fc, loss)] == [1, 1, 1]
+    assert [cost.beta for cost in (embedding, fc, loss)] == [1, 0, 1], "every machine sums all gradients"
     assert embedding.sync_s == pytest.approx(0.005)
     assert fc.sync_s == pytest.approx(1e6 / 1e9)
     assert loss.sync_s == 0
@@ -97,6 +97,17 @@ def test_a_slow_link_sets_the_pace_of_the_exchange() -> None:
     embedding, fc, _ = costs(assemble(measurement(), made, catalog=CATALOG), "cpu")
     assert embedding.sync_s == pytest.approx(2.5e6 * 8 / 1e9 + 0.005)
     assert fc.sync_s == pytest.approx(2 * 1e6 * 8 / 1e9)
+    together = CATALOG.get("cpu").units
+    assert 1 - fc.beta == pytest.approx(max(1 / together, 1e-3 / fc.sync_s)), "units of a machine share the work"
+
+
+def test_the_part_of_a_servers_exchange_that_workers_do_not_share_is_serial() -> None:
+    half = measurement(data_s=0.0)
+    served = half.layers[0].model_copy(update={"served": SERVED.model_copy(update={"beta": 0.5})})
+    half = half.model_copy(update={"layers": (served, *half.layers[1:])})
+    made = cluster(cpu={"limit": CORES}, parameter_server="cpu")
+    embedding = costs(assemble(half, made, catalog=CATALOG), "cpu")[0]
+    assert (embedding.sync_s, embedding.beta) == (pytest.approx(SERVED.sync_s), pytest.approx(0.5))
 
 
 def test_a_gpu_at_hand_costs_what_was_measured() -> None:
