@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,12 +116,13 @@ def _show_plans(job: Job, choice: Choice, *, compare: bool) -> dict[str, str]:
     first = choice.wanted or choice.here
     console.print(profile_table(first.problem.profile, list(first.problem.cluster.types)))
     files: dict[str, str] = {}
-    if compare:
+    if compare and job.plan.file is None:
         console.print()
         found = compare_methods(first.problem, methods=None, settings=Settings())
         show_comparison(first.problem, found)
         files["comparison.json"] = found.to_json()
-    files["frontier.json"] = frontier_json(list(frontier(first.problem, points=16)))
+    any_speed = replace(first.problem.goal, samples=None, deadline_hours=None, budget_usd=None, min_throughput=0.0)
+    files["frontier.json"] = frontier_json(list(frontier(first.problem.with_goal(any_speed), points=16)))
     console.print()
     show_plan(first.problem, first.plan)
     if choice.lacking and choice.wanted is not None:
