@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from heterps.profile.measure import OnProgress
     from heterps.profile.measurement import Measurement
 
+BUSY_SHARE = 0.15
+"""Of all cores, used by other programs: more than this is worth a word (measured: predictions are then 20% off)."""
+
 
 def measured_job(job: Job, *, fresh: bool, quiet: bool) -> Measurement:
     """The job's measurement, with a bar while it is made, and a line that says where it comes from."""
@@ -28,6 +31,11 @@ def measured_job(job: Job, *, fresh: bool, quiet: bool) -> Measurement:
         how = "from the cache (--fresh measures again)" if kept else f"in {time.perf_counter() - began:.0f} s"
         learned = ", calibrated by a run" if measured.calibrated else ""
         sys.stderr.write(f"heterps: measured on {measured.hardware.identity}, {how}{learned}\n")
+        if measured.others_share > BUSY_SHARE and not measured.calibrated:
+            sys.stderr.write(
+                f"heterps: other programs used {measured.others_share:.0%} of the cores meanwhile, so that times are too "
+                "long; measure again (--fresh) when they are done\n"
+            )
     return measured
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from heterps.cli.runs import Runs, run_of_name
-from heterps.cli.train import INTERRUPTED, train_job
+from heterps.cli.train import INTERRUPTED, AddressOption, EngineOption, engine_settings, train_job
 
 if TYPE_CHECKING:
     from heterps.catalog import Catalog
@@ -42,6 +42,8 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, whatever the cache has.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Write trace.json for Perfetto or chrome://tracing.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard.")] = False,
+    engine: EngineOption = None,
+    address: AddressOption = None,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with a run of that name, or start a fresh one.")
     ] = True,
@@ -52,7 +54,8 @@ def run(
     from heterps.job import Job
     from heterps.loop.planning import choose
 
-    job = Job.load(job_file).with_values(settings or (), source=job_file)
+    changed = [*(settings or ()), *engine_settings(engine, address)]
+    job = Job.load(job_file).with_values(changed, source=job_file)
     directory = run_of_name(Path(runs), name if name is not None else Path(job_file).stem, fresh=not resume)
     catalog = catalogs.load()
     measured = measured_job(job, fresh=fresh, quiet=False)
@@ -65,10 +68,11 @@ def run(
     if dry_run:
         _say_cost(job, choice)
         return
-    if choice.lacking and not here and not _agreed():
+    on_cluster = job.engine.name == "ray" and not here  # what this machine lacks may be there
+    if choice.lacking and not here and not on_cluster and not _agreed():
         sys.stderr.write("heterps: nothing was trained; add --here to train by the best plan for this machine\n")
         raise typer.Exit(NOT_HERE)
-    planned = choice.here
+    planned = choice.wanted if on_cluster and choice.wanted is not None else choice.here
     files |= {"profile.json": planned.problem.profile.to_text(), "cluster.yaml": planned.problem.cluster.to_text(),
               "measurement.json": measured.to_text()}  # fmt: skip
     from heterps.loop.comparing import with_prediction

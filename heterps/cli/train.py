@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,18 @@ from heterps.errors import InvalidInput
 
 if TYPE_CHECKING:
     from heterps.job import Job
+    from heterps.models import Chain
     from heterps.plan import Plan
-    from heterps.runtime import Result
+    from heterps.runtime import Result, Settings
     from heterps.telemetry import Recorder
 
 INTERRUPTED = 130
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", metavar="NAME", help="What runs the plan: local or ray; else the job's.")
+]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", metavar="ADDRESS", help="Of a running Ray cluster, or auto, for engine ray.")
+]
 
 
 def train(
@@ -41,6 +49,8 @@ def train(
         list[str] | None,
         typer.Option(metavar="TYPE=DEVICE", help="Run a type of the plan elsewhere, such as v100=cpu."),
     ] = None,
+    engine: EngineOption = None,
+    address: AddressOption = None,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with a run of that name, or start a fresh one.")
     ] = True,
@@ -50,7 +60,8 @@ def train(
     """Train a model as a job file says; an interrupted run goes on where it was."""
     from heterps.job import Job
 
-    job = Job.load(job_file).with_values(settings or (), source=job_file)
+    changed = [*(settings or ()), *engine_settings(engine, address)]
+    job = Job.load(job_file).with_values(changed, source=job_file)
     plan = _plan(job, plan_file)
     run = run_of_name(Path(runs), name if name is not None else Path(job_file).stem, fresh=not resume)
     result = train_job(
@@ -67,7 +78,8 @@ def train(
         again = ["heterps", "train", job_file, "--name", run.name]
         for option, values in (
             ("--plan", [plan_file] if plan_file else []), ("--runs", [runs] if runs != "runs" else []),
-            ("--set", settings or []), ("--devices", devices or []),
+            ("--set", settings or []), ("--devices", devices or []), ("--engine", [engine] if engine else []),
+            ("--address", [address] if address else []),
         ):  # fmt: skip
             again += [word for value in values for word in (option, value)]
         sys.stderr.write(f"heterps: interrupted and saved at step {result.steps}; go on with: {shlex.join(again)}\n")
@@ -96,14 +108,16 @@ def train_job(
     import torch
 
     from heterps.runtime import placement
-    from heterps.runtime.trainer import Trainer
 
+    if job.engine.name == "ray" and plan is None:
+        raise InvalidInput("engine ray runs a plan: give one (--plan plan.json), or use heterps run, which makes one")
     data, held_out = job.sources()
     chain = job.build(data)
     chain.check_batch(job.example(data))
     job.settings()
     job.load_cluster()
-    stages = placement.place(chain, plan, devices)
+    on_ray = job.engine.name == "ray" and plan is not None  # the hardware is the cluster's then, not this machine's
+    stages = placement.place(chain, plan, dict.fromkeys(plan.types, "cpu") if plan and on_ray else devices)
     if not quiet:
         _say_what_runs(job, plan, [f"{stage.type} × {stage.units}" for stage in stages])
     with opened(run):
@@ -115,11 +129,45 @@ def train_job(
                 checkpoints=run.checkpoints(job), evaluation=held_out, recorder=recorder, devices=devices,
                 progress=not quiet, resume=resume, on_log=None if on_log is None else partial(on_log, recorder),
             )  # fmt: skip
-            result = complete(Trainer(chain, data, plan, settings).run())
+            result = complete(_run(job, chain, data, plan, settings))
         if result.losses or not run.result_file.exists():  # a run that was complete keeps its result
             with writing(run.result_file):
                 result.save(run.result_file)
     return result
+
+
+def engine_settings(engine: str | None, address: str | None) -> list[str]:
+    """The options as settings of a job; an address is one of Ray."""
+    name = engine or ("ray" if address is not None else None)
+    given = [] if name is None else [f"engine.name={name}"]
+    return given + ([] if address is None else [f"engine.address={address}"])
+
+
+def _run(job: Job, chain: Chain, data: Any, plan: Plan | None, settings: Settings) -> Result:
+    if job.engine.name == "local" or plan is None:
+        from heterps.runtime.trainer import Trainer
+
+        return Trainer(chain, data, plan, settings).run()
+    from heterps.runtime.cluster.engine import train_on_ray
+
+    engine = job.engine
+    return train_on_ray(
+        chain, partial(from_job, job.to_dict(), str(Path.cwd())), plan, settings, address=engine.address,
+        replicas=engine.replicas, shards=engine.shards, wait_s=60 * engine.wait_minutes,
+        narrow=engine.compress == "bf16",
+    )  # fmt: skip
+
+
+def from_job(data: dict[str, Any], directory: str) -> tuple[Chain, Any]:
+    """The model and the data of a job, in a process of the cluster; paths and modules are found as in `directory`."""
+    from heterps.job import Job
+
+    if Path(directory).is_dir():
+        os.chdir(directory)
+        sys.path.insert(0, directory)
+    job = Job.from_dict(data)
+    source, _ = job.sources()
+    return job.build(source), source
 
 
 def parse_devices(given: Sequence[str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from heterps.profile.fit import fit_overhead
 from heterps.profile.hardware import here, measure_core
 from heterps.profile.links import Served, measure_links, measure_served
 from heterps.profile.measurement import LayerTimes, Measurement
+from heterps.profile.others import watch_others
 from heterps.profile.probe import CPU_TYPE, GPU_TYPE, plan_of, probe
 from heterps.profile.sweep import Effort, Times, fill_tables, make_stages, run_step, sweep, unbound
 from heterps.runtime.feed import Feed
@@ -83,7 +84,7 @@ class _Measuring:
         self._hardware = here()
 
     def run(self, key: str, *, served: bool) -> Measurement:
-        units = unit_counts(self._hardware.cores)
+        units, others = unit_counts(self._hardware.cores), watch_others()
         self._say("reading", 0.0)
         data_s, batches = self._read()
         self._chain = self._with_rows(1)
@@ -111,7 +112,7 @@ class _Measuring:
         return Measurement(
             key=key, model=self._original.name, batch_size=batch_size(batches[0]), precision=self._settings.precision,
             micro_batches=self._settings.micro_batches, hardware=hardware, links=links, data_s=data_s,
-            layers=tuple(layers),
+            layers=tuple(layers), others_share=others(),
         )  # fmt: skip
 
     def _say(self, what: str, share: float) -> None:

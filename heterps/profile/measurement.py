@@ -57,6 +57,7 @@ class Measurement(Document):
     links: Links
     data_s: float = Field(description="seconds of reading and decoding a batch, if nothing else runs")
     layers: tuple[LayerTimes, ...] = Field(strict=False)
+    others_share: float = Field(default=0.0, description="share of all cores that other programs used meanwhile")
     calibrated: bool = Field(default=False, description="true if a run's times were fed back")
 
     def scaled(self, factors: Mapping[str, Sequence[float]]) -> Measurement:
