@@ -33,7 +33,7 @@ def measured_job(job: Job, *, fresh: bool, quiet: bool) -> Measurement:
         sys.stderr.write(f"heterps: measured on {measured.hardware.identity}, {how}{learned}\n")
         if measured.others_share > BUSY_SHARE and not measured.calibrated:
             sys.stderr.write(
-                f"heterps: other programs used {measured.others_share:.0%} of the cores meanwhile, so that times are too "
+                f"heterps: other programs used {measured.others_share:.0%} of the cores meanwhile, so times are too "
                 "long; measure again (--fresh) when they are done\n"
             )
     return measured
