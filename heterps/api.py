@@ -53,7 +53,9 @@ def profile(
     job = job if isinstance(job, Job) else Job.load(job)
     measured, _ = measure_job(job, fresh=fresh, on_progress=on_progress)
     catalog = catalogs.load()
-    return assemble(measured, profiled_types(job, measured, catalog, names=types), catalog=catalog)
+    return assemble(
+        measured, profiled_types(job, measured.hardware, measured.links, catalog, names=types), catalog=catalog
+    )
 
 
 def plan(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -146,14 +147,27 @@ class Engine(_Section):
     """What runs the plan."""
 
     name: Literal["local", "ray"] = "local"
-    address: str | None = None
+    address: str | None = Field(default=None, description="of a running Ray cluster, or auto; else one is started here")
+    replicas: int | None = Field(
+        default=None, ge=1, description="processes of each stage, at most its units; else as few as machines allow"
+    )
+    shards: int | None = Field(default=None, ge=1, description="parameter servers; else as the plan says")
+    wait_minutes: float = Field(default=0.0, ge=0, description="minutes to wait for a cluster that is large enough")
+    compress: Literal["bf16"] | None = Field(default=None, description="of activations and gradients between machines")
 
     @field_validator("name")
     @classmethod
     def _is_there(cls, name: str) -> str:
-        if name == "ray":
-            raise ValueError("engine ray comes with a later version; use local")
+        if name == "ray" and find_spec("ray") is None:
+            raise ValueError("engine ray needs Ray: pip install heterps[ray]")
         return name
+
+    @model_validator(mode="after")
+    def _only_ray_has_options(self) -> Self:
+        given = sorted(self.model_fields_set - {"name"})
+        if self.name == "local" and any(getattr(self, key) for key in given):
+            raise ValueError(f"{', '.join(given)}: for engine ray; local has no options")
+        return self
 
 
 class Job(Document):
@@ -199,6 +213,14 @@ class Job(Document):
         if info.field_name == "engine" and isinstance(given, str):
             return {"name": given}
         return {} if given is None else given  # a section whose keys are all commented out
+
+    @model_validator(mode="after")
+    def _engine_can(self) -> Self:
+        if self.engine.name == "ray" and self.train.mode != "sync":
+            raise ValueError("engine ray trains in mode sync; leave train.mode out, or use engine local")
+        if self.engine.name == "ray" and self.eval.every_steps is not None:
+            raise ValueError("engine ray evaluates at the end only; leave eval.every_steps out, or use engine local")
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with every default, without what is unset."""
@@ -302,6 +324,10 @@ class Job(Document):
                 checkpoints=Checkpoints(path=path, **saving) if path is not None else None,
                 **more,
             )
+
+    def naming(self, part: str) -> AbstractContextManager[None]:
+        """Within it, errors say that it is this job's file, and which part of it."""
+        return self._named(f"{part}: ")
 
     @contextmanager
     def _named(self, part: str = "") -> Iterator[None]:

@@ -72,5 +72,8 @@ def read_result(folder: Path) -> dict[str, Any]:
     path = folder / "result.json"
     if not path.is_file():
         raise InvalidInput(f"{folder}: there is no result.json yet; let the run end first")
-    result: dict[str, Any] = json.loads(path.read_text())
-    return result
+    try:
+        result: dict[str, Any] = json.loads(path.read_text())
+        return {"stages": result["stages"], "measured": result["measured"]}
+    except (ValueError, KeyError, TypeError):
+        raise InvalidInput(f"{path}: is damaged; run the job again") from None

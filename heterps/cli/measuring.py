@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -25,8 +26,11 @@ def measured_job(job: Job, *, fresh: bool, quiet: bool) -> Measurement:
     from heterps.loop.measuring import measure_job
 
     began = time.perf_counter()
-    with _bar(quiet=quiet) as report:
+    with _bar(quiet=quiet) as report, warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", UserWarning)
         measured, kept = measure_job(job, fresh=fresh, on_progress=report)
+    for text in dict.fromkeys(str(note.message) for note in noted if note.category is UserWarning):
+        sys.stderr.write(f"heterps: {text}\n")
     if not quiet:
         how = "from the cache (--fresh measures again)" if kept else f"in {time.perf_counter() - began:.0f} s"
         learned = ", calibrated by a run" if measured.calibrated else ""

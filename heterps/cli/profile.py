@@ -28,15 +28,19 @@ def profile(
     """Measure every layer on the hardware here, and derive what it costs elsewhere."""
     from heterps import catalog as catalogs
     from heterps.cli.measuring import measured_job
+    from heterps.cli.plans import check_first
     from heterps.job import Job
     from heterps.loop.here import profiled_types
     from heterps.profile.assemble import assemble
+    from heterps.profile.hardware import here
 
     job = Job.load(job_file).with_values(settings or (), source=job_file)
     catalog = catalogs.load()
     asked = None if types is None else [name.strip() for name in types.split(",") if name.strip()]
+    check_first(job, catalog)
+    profiled_types(job, here(), None, catalog, names=asked)  # names that there are not are refused first
     measured = measured_job(job, fresh=fresh, quiet=json)
-    cluster = profiled_types(job, measured, catalog, names=asked)
+    cluster = profiled_types(job, measured.hardware, measured.links, catalog, names=asked)
     made = assemble(measured, cluster, catalog=catalog)
     if out is not None:
         made.save(out)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterps.catalog import Catalog, cluster_of
+from heterps.errors import InvalidInput
 from heterps.job import Job
 from heterps.loop.measuring import cluster_of_job
 from heterps.plan import Cluster, Plan, ResourceType
 from heterps.profile.assemble import HERE_CPU, Hand, find_type
 from heterps.profile.hardware import Hardware
 from heterps.profile.links import Links
-from heterps.profile.measurement import Measurement
 
 
-def cluster_here(hardware: Hardware, links: Links | None, catalog: Catalog) -> Cluster:
-    """This machine's cores, and its GPU if it has one, at the catalog's prices for the like.
+def cluster_here(
+    hardware: Hardware, links: Links | None, catalog: Catalog, *, prices: Cluster | None = None
+) -> Cluster:
+    """This machine's cores, and its GPU if it has one, at the catalog's prices for the like, or those of `prices`.
 
     One process runs a stage on one GPU, so there is one to plan with. Tables are in that process: no server.
     """
@@ -31,14 +33,22 @@ def cluster_here(hardware: Hardware, links: Links | None, catalog: Catalog) -> C
         types[gpu.model] = ResourceType(
             device="cuda", price_per_hour=price, limit=1, memory_gb=gpu.memory_gb, bandwidth_gbps=bandwidth
         )
-    return Cluster(types=types)
+    named = prices.types if prices is not None else {}
+    return Cluster(types={
+        name: kind.model_copy(update={"price_per_hour": named[name].price_per_hour}) if name in named else kind
+        for name, kind in types.items()
+    })  # fmt: skip
 
 
-def profiled_types(job: Job, measured: Measurement, catalog: Catalog, *, names: Sequence[str] | None = None) -> Cluster:
+def profiled_types(
+    job: Job, hardware: Hardware, links: Links | None, catalog: Catalog, *, names: Sequence[str] | None = None
+) -> Cluster:
     """The types to profile a job on: those named, of this machine or the catalog; else the job's and those here."""
-    here = cluster_here(measured.hardware, measured.links, catalog)
+    here = cluster_here(hardware, links, catalog)
     if names is not None:
         others = [name for name in names if name not in here.types]
+        if not names:
+            raise InvalidInput("types: name at least one, such as cpu")
         found = {**here.types, **(cluster_of(others, catalog=catalog).types if others else {})}
         return Cluster(types={name: found[name] for name in (text.partition(":")[0] for text in names)})
     cluster = cluster_of_job(job, catalog)

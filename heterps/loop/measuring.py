@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 from heterps.catalog import Catalog, cluster_of
@@ -39,17 +40,19 @@ def measure_job(
     if kept is not None:
         return kept, True
     measured = measure(chain, data, settings, key=key, efforts=efforts, on_progress=on_progress)
-    save_measurement(measured)
+    try:
+        save_measurement(measured)
+    except OSError as error:
+        warnings.warn(f"the measurement is not kept: {error}", stacklevel=2)
     return measured, False
 
 
 def cluster_of_job(job: Job, catalog: Catalog) -> Cluster | None:
     """The cluster that a job names: a file, one written inline, catalog names, or the paper's; None for none."""
-    if isinstance(job.cluster, tuple | list):
-        return cluster_of(list(job.cluster), catalog=catalog)
-    if job.cluster == "paper":
-        return paper_cluster()
-    return job.load_cluster()
+    with job.naming("cluster"):
+        if isinstance(job.cluster, tuple | list):
+            return cluster_of(list(job.cluster), catalog=catalog)
+        return paper_cluster() if job.cluster == "paper" else job.load_cluster()
 
 
 def cluster_of_plan(plan: Plan) -> Cluster:

@@ -6,6 +6,7 @@ it as its cluster.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,8 +75,10 @@ def choose(
             wanted = Planned(
                 problem, make_plan(problem, method=job.plan.method, settings=settings, on_progress=on_progress)
             )
-        except Infeasible as error:
-            infeasible = error
+        except Infeasible as error:  # its remedies are named as options of `heterps plan`; here they are keys
+            infeasible = Infeasible(
+                re.sub(r"--([a-z-]+)", lambda word: f"goal.{word[1].replace('-', '_')}", str(error))
+            )
         else:
             lacking = missing(wanted.plan, cluster, measured.hardware, catalog)
             if not lacking:
@@ -95,7 +98,7 @@ def best_here(
 
     Its goal, which a plan keeps, is the throughput that it reaches.
     """
-    cluster = cluster_here(measured.hardware, measured.links, catalog)
+    cluster = cluster_here(measured.hardware, measured.links, catalog, prices=cluster_of_job(job, catalog))
     free = _in_mode(job, Goal(samples=1.0, budget_usd=NO_MONEY_LIMIT_USD))
     problem = Problem(assemble(measured, cluster, catalog=catalog), cluster, free)
     fastest = simplest(Planned(problem, make_plan(problem, method="exact", settings=settings))).plan
@@ -109,9 +112,14 @@ def best_here(
 
 def make_problem(job: Job, measured: Measurement, cluster: Cluster, catalog: Catalog) -> Problem:
     """The job's goal over a cluster. Without a goal, the least cost per sample at any throughput."""
+    profile = assemble(measured, cluster, catalog=catalog)
+    return Problem(profile, cluster, stated_goal(job), cluster_source="the job's cluster")
+
+
+def stated_goal(job: Job) -> Goal:
+    """The job's goal, in its mode. Without one, any throughput will do."""
     stated = {key: value for key, value in (job.goal.model_dump() if job.goal else {}).items() if value is not None}
-    goal = _in_mode(job, Goal(**(stated or {"min_throughput": 0.0})))
-    return Problem(assemble(measured, cluster, catalog=catalog), cluster, goal, cluster_source="the job's cluster")
+    return _in_mode(job, Goal(**(stated or {"min_throughput": 0.0})))
 
 
 def simplest(planned: Planned) -> Planned:

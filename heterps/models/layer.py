@@ -61,7 +61,10 @@ class Layer(nn.Module):
         linear, rest = self._linear_and_rest
         if linear is None or len(values) == 1:
             return self.module(joined(values))
-        result = joined_linear(linear, values)
+        try:
+            result = joined_linear(linear, values)
+        except InvalidInput as error:
+            raise InvalidInput(f"layer {self.name!r}: {error}") from None
         for module in rest:
             result = module(result)
         return result

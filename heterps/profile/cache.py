@@ -48,7 +48,7 @@ def measurement_key(chain: Chain, batch: Batch, settings: Settings, hardware: Ha
 
 def load_measurement(key: str) -> Measurement | None:
     """What is kept under a key; None if there is nothing, or nothing that can be read."""
-    with suppress(InvalidInput):
+    with suppress(InvalidInput, OSError):
         path = _path(key)
         return Measurement.load(path) if path.is_file() else None
     return None

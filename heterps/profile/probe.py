@@ -48,6 +48,8 @@ def probe(make: Callable[[], Chain], data: Any, plan: Plan, settings: Settings, 
         seen = _Steps()
         with Recorder([seen]) as recorder:
             result = train(make(), data, plan, steps=steps, recorder=recorder, **options)
+        if result.stopped == "interrupted":  # a run ends cleanly at Ctrl-C; here nothing is left to do
+            raise KeyboardInterrupt
         times = [seen.began[step] for step in sorted(seen.began)]
         times = times[len(times) // 2 :]  # the first half: kernels are compiled, graphs recorded, queues filled
         lasted = times[-1] - times[0]

@@ -13,7 +13,8 @@ from heterps.units import MILLION, format_rate, format_seconds, format_usd
 
 def profile_table(profile: Profile, types: Sequence[str]) -> Table:
     """Seconds of a batch on one unit of each type, layer by layer; derived ones are marked."""
-    title = f"{profile.model}: a batch of {profile.batch_size:,} on one unit (~ derived)"
+    derived = any(cost.source == "derived" for layer in profile.layers for cost in layer.costs.values())
+    title = f"{profile.model}: a batch of {profile.batch_size:,} on one unit" + (" (~ derived)" if derived else "")
     made = table(title, "layer", *types, "state")
     for column in made.columns:
         column.no_wrap = True

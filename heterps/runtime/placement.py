@@ -14,6 +14,12 @@ from heterps.models import Chain
 from heterps.plan import Plan
 
 
+class NotHere(InvalidInput):
+    """A plan for hardware that this machine does not have."""
+
+    exit_code = 3
+
+
 @dataclass(frozen=True, slots=True)
 class StageSpec:
     """One stage: layers `first` … `last` on one device."""
@@ -85,9 +91,9 @@ def _device(type_: str, name: str) -> torch.device:
     if device.type == "cuda":
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= there:
-            raise InvalidInput(
-                f"the plan runs layers on {type_!r} ({name}), and this machine has {there} such GPUs; plan for a "
-                f"cluster without it, or try the plan on other hardware with devices {type_}=cpu"
+            raise NotHere(
+                f"the plan runs layers on {type_!r} ({name}), and this machine has {there} such GPUs; rent it, plan "
+                f"for a cluster without it, or try the plan on other hardware (--devices {type_}=cpu)"
             )
         return torch.device("cuda", device.index or 0)
     if device.type != "cpu":

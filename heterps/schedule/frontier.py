@@ -18,7 +18,8 @@ from heterps.schedule.problem import Problem
 from heterps.schedule.search import Settings, search
 
 RATE_SPAN = 100.0
-"""Where no limit ends the frontier, it ends at so many times the dollars an hour of the cheapest plan."""
+"""Where no limit ends the frontier, it ends at so many times the dollars an hour of the cheapest plan, or of the
+dearest unit if that is more."""
 
 
 def frontier(problem: Problem, *, points: int = 24, settings: Settings = Settings()) -> Iterator[Plan]:  # noqa: B008
@@ -35,7 +36,8 @@ def frontier(problem: Problem, *, points: int = 24, settings: Settings = Setting
     plan = make_plan(problem.with_goal(goal), method="exact", settings=settings)
     yield plan
     if goal.max_usd_per_hour is None and any(kind.limit is None for kind in problem.cluster.types.values()):
-        goal = replace(goal, max_usd_per_hour=RATE_SPAN * plan.predicted.usd_per_hour)
+        dearest = max(kind.price_per_hour for kind in problem.cluster.types.values())
+        goal = replace(goal, max_usd_per_hour=RATE_SPAN * max(plan.predicted.usd_per_hour, dearest))
     start = plan.predicted.throughput
     top = _highest(problem.with_goal(goal), settings)
     spacing = (top / start) ** (1 / max(points - 1, 1)) if top > start else 1.0

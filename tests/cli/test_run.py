@@ -13,7 +13,7 @@ import yaml
 
 from heterps import catalog as catalogs
 from heterps.cli.calibrate import load_planned
-from heterps.cli.run import watch_drift
+from heterps.cli.drift import watch_drift
 from heterps.job import Job
 from heterps.plan import Cluster, Plan, Profile
 from heterps.profile.measurement import Measurement

@@ -107,9 +107,13 @@ def test_the_cluster_of_this_machine() -> None:
 
 def test_types_to_profile() -> None:
     measured = made_up()
-    assert list(profiled_types(job(), measured, CATALOG).types) == ["cpu"]
-    assert list(profiled_types(job(cluster=["t4", "h200:8"]), measured, CATALOG).types) == ["cpu", "t4", "h200"]
-    named = profiled_types(job(), measured, CATALOG, names=["cpu", "v100:4"])
+    assert list(profiled_types(job(), measured.hardware, None, CATALOG).types) == ["cpu"]
+    assert list(profiled_types(job(cluster=["t4", "h200:8"]), measured.hardware, None, CATALOG).types) == [
+        "cpu",
+        "t4",
+        "h200",
+    ]
+    named = profiled_types(job(), measured.hardware, None, CATALOG, names=["cpu", "v100:4"])
     assert {name: kind.limit for name, kind in named.types.items()} == {"cpu": 4, "v100": 4}
 
 
@@ -126,3 +130,16 @@ def test_the_cluster_of_a_plan_holds_it() -> None:
 def test_samples_of_a_job(train: dict[str, int], samples: float) -> None:
     assert job_samples(job(train=train)) == pytest.approx(samples)
     assert job_samples(job(data={"source": "criteo", "path": "x"})) is None
+
+
+def test_the_jobs_own_prices_hold_for_this_machine_too() -> None:
+    cluster = {"types": {"cpu": {"device": "cpu", "price_per_hour": 0.5, "limit": 480}}}
+    plan = best_here(job(cluster=cluster), made_up(), catalog=CATALOG).plan
+    assert plan.types["cpu"].price_per_hour == 0.5
+
+
+def test_remedies_are_named_as_the_job_names_them() -> None:
+    goal = {"samples": 1e9, "budget_usd": 1e-6}
+    choice = choose(job(cluster=TWO_CORES, goal=goal), made_up(), catalog=CATALOG)
+    assert "goal.budget_usd" in str(choice.infeasible)
+    assert "--" not in str(choice.infeasible)

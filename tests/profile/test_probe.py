@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -70,3 +71,16 @@ def test_a_probe_goes_on_until_it_was_long_enough() -> None:
 def test_rows_that_lead_a_chain() -> None:
     assert leading_embeddings(chains.small()) == 1
     assert leading_embeddings(Chain(chains.fc("logit", "dense", 2, 1, relu=False), chains.loss())) == 0
+
+
+def test_ctrl_c_ends_a_probe() -> None:
+    """A run ends cleanly at SIGINT, and says so; a probe must not go on as if it had been long enough."""
+
+    class Interrupting(Sleeper):
+        def forward(self, values: Tensor) -> Tensor:
+            if len(self.samples) == 2:
+                signal.raise_signal(signal.SIGINT)
+            return super().forward(values)
+
+    with pytest.raises(KeyboardInterrupt):
+        probe(lambda: sleepy(Interrupting()), even_batches(2), plan_of([("cpu", "cpu", 5, 1)]), Settings(), SHORT)

@@ -39,6 +39,7 @@ def features(problem: Problem) -> Float32s:
     limit = np.where(np.isinf(problem.limit), 1e6, problem.limit)
     whole = np.where(runs, units, 0.0).sum(axis=0)
     total = np.where(runs, problem.price * units, 10.0 * reference / layers).sum(axis=0)
+    total = np.maximum(total, 1e-12)  # a type on which nothing is parallel
     state = problem.replicated + problem.sharded
     position = np.arange(layers) / max(layers - 1, 1)
     kinds = np.array([layer.kind == "embedding" for layer in problem.profile.layers], dtype=float)

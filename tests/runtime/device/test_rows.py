@@ -175,6 +175,32 @@ class TestGpu:
             second = train(chain, BATCHES, make_plan(5, (1,)), steps=8, **settings)
             expected.assert_same(chain, first.losses + second.losses, rtol=1e-3)
 
+    @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW], ids=lambda kind: kind.__name__)
+    def test_adam_is_that_of_pytorch(self, kind: type[torch.optim.Optimizer]):
+        """Graphs step it by a kernel of ours."""
+
+        def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+            return kind(parameters, lr=0.01, weight_decay=0.1)  # type: ignore[call-arg]
+
+        batches = [{name: value[:16] for name, value in batch.items()} for batch in random_batches(20)]
+        chain = small()
+        result = train(chain, batches, make_plan(5), optimizer=adam, devices={"alpha": "cuda"})
+        plain(small, batches, ids=IDS, optimizer=adam).assert_same(chain, result.losses, rtol=1e-3)
+
+    def test_a_table_that_grows_is_recorded_again(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(device_table, "FIRST_ROWS", 8)
+        chain = small()
+        result = train(chain, BATCHES, make_plan(5), optimizer=sgd, devices={"alpha": "cuda"})
+        plain(small, BATCHES, ids=IDS).assert_same(chain, result.losses, rtol=1e-3)
+
+    def test_async_runs_with_rows_on_the_cores(self):
+        batches = random_batches(30)
+        settings: dict[str, Any] = {"optimizer": sgd, "mode": "async", "devices": {"alpha": "cpu", "beta": "cuda"}}
+        assert len(train(small(), batches, make_plan(5, (1,)), staleness=4, **settings).losses) == len(batches)
+        chain = small()
+        result = train(chain, batches, make_plan(5, (1,)), staleness=0, **settings)
+        plain(small, batches, ids=IDS).assert_same(chain, result.losses, rtol=1e-3)
+
     def test_rows_end_on_the_host(self):
         chain = small()
         train(chain, BATCHES, devices={"alpha": "cuda"}, plan=make_plan(5))
