@@ -1,0 +1,70 @@
+"""Replicas and shards as Ray actors: each in a process of its own, with a thread that answers whoever watches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from heterps.ps import Keys, Server
+from heterps.runtime.cluster._ray import actor, node_host
+from heterps.runtime.cluster.layout import Seat
+from heterps.runtime.cluster.replica import Replica
+from heterps.runtime.cluster.work import Address, Progress, Work
+
+CONTROL, SERVE = "control", "serve"
+"""Threads of an actor beside the one that computes."""
+
+
+class ReplicaActor:
+    """A `Replica` in a process of its own. Ray never restarts it: a new attempt has new ones."""
+
+    def __init__(self, work: Work, seat: Seat, keys: Keys, attempt: int) -> None:
+        self._replica = Replica(work, seat, keys, attempt, node_host())
+
+    def open(self) -> Address:
+        """See `Replica.open`."""
+        return self._replica.open()
+
+    def connect(self, addresses: Mapping[Seat, Address], shards: Sequence[str]) -> None:
+        """See `Replica.connect`."""
+        self._replica.connect(addresses, shards)
+
+    def begin(self, checkpoint: str | None, step: int, samples: int, position: Any) -> None:
+        """See `Replica.begin`."""
+        self._replica.begin(checkpoint, step, samples, position)
+
+    def run(self, until: int) -> Progress:
+        """See `Replica.run`."""
+        return self._replica.run(until)
+
+    def save(self, path: str) -> None:
+        """See `Replica.save`."""
+        self._replica.save(path)
+
+    def beat(self) -> int:
+        """Steps done; answered in the thread CONTROL while another one computes."""
+        return self._replica.step
+
+
+class ShardActor:
+    """A parameter server in a process of its own, with one shard of every table."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._server = Server(f"tcp://{node_host()}:*", keys).start()
+
+    def open(self) -> str:
+        """Where it listens."""
+        return self._server.addresses[0]
+
+    def serve(self) -> None:
+        """Never returns: whoever waits for it learns at once when the process dies. For the thread SERVE."""
+        threading.Event().wait()
+
+    def beat(self) -> int:
+        """Answers that it is there, in the thread CONTROL."""
+        return 0
+
+
+Replicas: Any = actor(ReplicaActor, max_restarts=0, concurrency_groups={CONTROL: 1})
+Shards: Any = actor(ShardActor, max_restarts=0, concurrency_groups={CONTROL: 1, SERVE: 1})

@@ -1,0 +1,127 @@
+"""One attempt at a run: its processes, from their start to their end. A failed attempt is stopped as a whole.
+
+Each attempt has keys of its own, so that a process of an earlier one that is still alive somewhere can neither read nor
+write anything of this one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from heterps.errors import Infeasible
+from heterps.ps import Keys
+from heterps.runtime.cluster._ray import groups, ray, strategies
+from heterps.runtime.cluster.actors import SERVE, Replicas, Shards
+from heterps.runtime.cluster.layout import Resources, missing
+from heterps.runtime.cluster.policy import Died, Limits
+from heterps.runtime.cluster.watch import Failed, Watch, names_of
+from heterps.runtime.cluster.work import Progress, Work
+
+
+def machines() -> list[Resources]:
+    """The resources of each machine that is there."""
+    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def _prefix(job: str) -> str:
+    return f"heterps-{job}-"
+
+
+def remove_groups(job: str) -> None:
+    """Gives back all room that a job holds."""
+    for held in groups.placement_group_table().values():
+        if held["name"].startswith(_prefix(job)) and held["state"] != "REMOVED":
+            with suppress(ValueError):
+                groups.remove_placement_group(groups.get_placement_group(held["name"]))
+
+
+class Attempt:
+    """The processes of one attempt."""
+
+    def __init__(self, work: Work, *, number: int, job: str, limits: Limits) -> None:
+        self.work, self.number, self._limits = work, number, limits
+        self.keys = Keys.generate()
+        self.token = uuid.uuid4().hex[:8]
+        """Of this attempt alone, also if a coordinator that died has had one of the same number."""
+        self.watch = Watch(limits)
+        self._job, self._name = job, f"{_prefix(job)}{number}"
+        self._group: Any = None
+        self._replicas: dict[str, Any] = {}
+        self._shards: dict[str, Any] = {}
+        self.shard_addresses: list[str] = []
+
+    def start(self, *, wait_s: float) -> None:
+        """Takes room on the cluster, starts all processes, and has them meet; `wait_s` limits the wait for room."""
+        layout = self.work.layout
+        demands = layout.demands(_offered())
+        self._group = self._room(demands, wait_s)
+        replicas, shards = names_of(layout.seats(), layout.shards)
+        for number, (name, seat) in enumerate(zip(replicas, layout.seats(), strict=True)):
+            options = self._options(number, demands[number])
+            self._replicas[name] = Replicas.options(**options).remote(self.work, seat, self.keys, self.number)
+        for number, name in enumerate(shards, start=len(replicas)):
+            self._shards[name] = Shards.options(**self._options(number, demands[number])).remote(self.keys)
+        opened = {name: actor.open.remote() for name, actor in {**self._replicas, **self._shards}.items()}
+        found = self.watch.all(opened, within_s=self._limits.start_s)
+        for name, actor in {**self._replicas, **self._shards}.items():
+            self.watch.add(name, actor)
+        for name, actor in self._shards.items():
+            self.watch.add_endless(name, actor.serve.options(concurrency_group=SERVE).remote())
+        addresses = dict(zip(layout.seats(), found[: len(replicas)], strict=True))
+        self.shard_addresses = found[len(replicas) :]
+        self._every("connect", addresses, self.shard_addresses)
+
+    def begin(self, checkpoint: str | None, step: int, samples: int, position: Any) -> None:
+        """All replicas take up a checkpoint."""
+        self._every("begin", checkpoint, step, samples, position)
+
+    def run(self, until: int) -> list[Progress]:
+        """All replicas do the steps up to `until`; in the order of seats."""
+        return self._every("run", until, stepping=True)
+
+    def save(self, path: str) -> None:
+        """The first replica of each stage writes its part."""
+        first = [str(seat) for seat in self.work.layout.seats() if seat.replica == 0]
+        self.watch.all({name: self._replicas[name].save.remote(path) for name in first})
+
+    def stop(self) -> None:
+        """Ends all processes at once, whatever they do, and gives their room back."""
+        for actor in [*self._replicas.values(), *self._shards.values()]:
+            with suppress(Exception):
+                ray.kill(actor, no_restart=True)
+        if self._group is not None:
+            with suppress(Exception):
+                groups.remove_placement_group(self._group)
+
+    def _every(self, method: str, *args: Any, stepping: bool = False) -> list[Any]:
+        calls = {name: getattr(actor, method).remote(*args) for name, actor in self._replicas.items()}
+        return self.watch.all(calls, stepping=stepping)
+
+    def _room(self, demands: list[Resources], wait_s: float) -> Any:
+        if wait_s <= 0 and (lack := missing(demands, machines())) is not None:
+            raise Infeasible(
+                f"the cluster cannot hold the plan: {lack}; plan for less, add machines, or --wait for them"
+            )
+        remove_groups(self._job)  # of a coordinator that died
+        group = groups.placement_group(demands, strategy="PACK", name=self._name)
+        if not group.wait(max(wait_s, self._limits.start_s)):
+            groups.remove_placement_group(group)
+            lack = missing(demands, machines()) or "other jobs use the machines"
+            raise Failed(Died("the cluster", f"no room for the plan ({lack})"))
+        return group
+
+    def _options(self, bundle: int, demand: Mapping[str, float]) -> dict[str, Any]:
+        assert self._group is not None
+        strategy = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        others = {name: amount for name, amount in demand.items() if name not in ("CPU", "GPU")}
+        return {
+            "num_cpus": demand.get("CPU", 0.0), "num_gpus": demand.get("GPU", 0.0), "resources": others,
+            "scheduling_strategy": strategy,
+        }  # fmt: skip
+
+
+def _offered() -> Resources:
+    return {name: float(amount) for name, amount in ray.cluster_resources().items()}

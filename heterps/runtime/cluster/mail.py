@@ -1,0 +1,173 @@
+"""How replicas reach each other: a ROUTER socket for what comes, a DEALER socket to each peer, all with CURVE."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import zmq
+
+from heterps.errors import HeterPSError
+from heterps.ps.errors import WireError
+from heterps.ps.gate import Gate
+from heterps.ps.keys import Keys, protect
+from heterps.ps.wire import MAX_FRAME_BYTES
+from heterps.runtime.cluster.layout import Seat
+from heterps.runtime.cluster.messages import Key, Message, decode, encode
+
+log = logging.getLogger("heterps.cluster")
+
+HELD_BYTES = 2 << 30
+"""Messages that wait here to be taken; beyond, nothing more is read, and TCP holds the senders back (assumed: sync
+training has at most two steps of messages under way)."""
+QUEUED_MESSAGES = 4096
+"""Messages that wait for a peer; beyond, sending waits."""
+
+
+class PeerLost(HeterPSError):
+    """What a replica waits for does not come, or does not leave."""
+
+
+class Mail:
+    """The messages of one replica in one attempt.
+
+    One thread of its own takes what comes; `send`, `take` and `first` are for the thread that computes. Messages of
+    other attempts, a second one of the same key and malformed ones are dropped and counted.
+    """
+
+    def __init__(self, host: str, keys: Keys, attempt: int, *, narrow: bool = False, timeout_s: float = 600.0) -> None:
+        """Binds to any free port of `host`; `timeout_s` limits how long one waits for a message."""
+        self._keys, self._attempt, self._narrow, self._timeout_s = keys, attempt, narrow, timeout_s
+        self.dropped = 0
+        self._arrived: dict[Key, Message] = {}
+        self._held_bytes = 0
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._peers: dict[Seat, zmq.Socket[bytes]] = {}
+        self._inner, self._outer = socket.socketpair()
+        self._inner.setblocking(False)
+        self._outer.setblocking(False)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._gate = Gate(self._context)
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        self._router.maxmsgsize = MAX_FRAME_BYTES
+        address = f"tcp://{host}:*"
+        protect(self._router, address, keys, server=True)
+        self._gate.guard(self._router, keys.client_public)
+        self._router.bind(address)
+        self.address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        """Where peers find it."""
+        self._thread = threading.Thread(target=self._listen, name="heterps-mail", daemon=True)
+        self._thread.start()
+
+    @property
+    def refused(self) -> int:
+        """Peers that came without the attempt's keys."""
+        return self._gate.refused
+
+    def connect(self, addresses: Mapping[Seat, str]) -> None:
+        """Says where the peers are."""
+        for seat, address in addresses.items():
+            dealer = self._context.socket(zmq.DEALER)
+            dealer.linger = 0
+            dealer.sndhwm = QUEUED_MESSAGES
+            dealer.sndtimeo = int(self._timeout_s * 1e3)
+            protect(dealer, address, self._keys, server=False)
+            dealer.connect(address)
+            self._peers[seat] = dealer
+
+    def send(self, to: Seat, message: Message) -> None:
+        """Hands a message to the socket of a peer; waits while too many are on their way."""
+        frames = encode(message, self._attempt, narrow=self._narrow and message.kind in ("forward", "backward"))
+        try:
+            self._peers[to].send_multipart(frames, copy=False)
+        except zmq.Again:
+            raise PeerLost(f"{to} takes no messages") from None
+
+    def first(self, keys: Sequence[Key]) -> Message:
+        """The first of these that is there, in the order given; waits until one is."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._stopping or self._any(keys), self._timeout_s):
+                raise PeerLost(f"nothing came within {self._timeout_s:.0f} s of {', '.join(map(str, keys))}")
+            if self._stopping:
+                raise PeerLost("the run ended")
+            message = next(self._arrived.pop(key) for key in keys if key in self._arrived)
+            self._held_bytes -= message.nbytes
+        self._wake()
+        return message
+
+    def take(self, kind: str, step: int, part: str) -> Message:
+        """One message, waited for."""
+        return self.first([(kind, step, part)])
+
+    def there(self, key: Key) -> bool:
+        """Whether a message has come."""
+        with self._changed:
+            return key in self._arrived
+
+    def close(self) -> None:
+        """Ends it; whoever waits raises."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._wake()
+        self._thread.join()
+        for dealer in self._peers.values():
+            dealer.close()
+        self._gate.close()
+        self._router.close()
+        self._context.term()
+        self._inner.close()
+        self._outer.close()
+
+    def _any(self, keys: Sequence[Key]) -> bool:
+        return any(key in self._arrived for key in keys)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it will wake anyway
+            self._outer.send(b"\0")
+
+    def _listen(self) -> None:
+        while not self._stopping:
+            poller = zmq.Poller()
+            poller.register(self._inner, zmq.POLLIN)
+            for watched in self._gate.sockets:
+                poller.register(watched, zmq.POLLIN)
+            if self._held_bytes < HELD_BYTES:
+                poller.register(self._router, zmq.POLLIN)
+            ready = dict(poller.poll())
+            if self._inner.fileno() in ready:
+                self._inner.recv(4096)
+            for watched in self._gate.sockets:
+                if watched in ready:
+                    self._gate.handle(watched)
+            if self._router in ready:
+                self._receive()
+
+    def _receive(self) -> None:
+        _, *frames = self._router.recv_multipart(copy=False)
+        try:
+            attempt, message = decode([frame.buffer for frame in frames])
+        except WireError as error:
+            self._drop(str(error))
+            return
+        if attempt != self._attempt:
+            self._drop(f"a message of attempt {attempt}, and this is {self._attempt}")
+            return
+        with self._changed:
+            if message.key in self._arrived:
+                self._drop(f"a second message {message.key}")
+                return
+            self._arrived[message.key] = message
+            self._held_bytes += message.nbytes
+            self._changed.notify_all()
+
+    def _drop(self, why: str) -> None:
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a flood fills no disk
+            log.warning("dropped a message: %s (%d so far)", why, self.dropped)

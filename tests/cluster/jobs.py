@@ -1,0 +1,102 @@
+"""What actors of tests run: chains and batches, and data that kills whoever reads it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from heterps.models import Batch
+from tests.runtime import reference
+
+Fault = tuple[str, int]
+"""What happens (kill, freeze, kill-shard, kill-coordinator), and before which batch."""
+
+
+def zoo_model(name: str) -> tuple[Any, Any]:
+    return reference.build(name), reference.batches(name)
+
+
+def faulty_model(name: str, folder: str, faults: tuple[Fault, ...]) -> tuple[Any, Any]:
+    return reference.build(name), Faulty(reference.batches(name), Path(folder), faults)
+
+
+def broken_model() -> tuple[Any, Any]:
+    """Its first dense layer raises."""
+    chain, batches = zoo_model("ctrdnn")
+    layer = next(layer for layer in chain.layers if layer.name == "fc1")
+    layer.forward = lambda *values: 1 / 0
+    return chain, batches
+
+
+class Faulty:
+    """Batches; whoever is the first to read one with a fault suffers it, once in the whole test."""
+
+    def __init__(self, batches: list[Batch], folder: Path, faults: tuple[Fault, ...]) -> None:
+        self.batches, self.folder, self.faults = batches, folder, {at: kind for kind, at in faults}
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number, batch in enumerate(self.batches):
+            if number in self.faults and self._claim(number):
+                suffer(self.faults[number])
+            yield batch
+
+    def _claim(self, number: int) -> bool:
+        """Whether this process is the first one here, on all machines of the test."""
+        try:
+            os.close(os.open(self.folder / f"fault-{number}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+def suffer(kind: str) -> None:
+    if kind in ("kill-shard", "kill-coordinator"):
+        title = "ray::ShardActor" if kind == "kill-shard" else "ray::CoordinatorActor"
+        os.kill(beside_me(title)[0], signal.SIGKILL)
+    else:
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}[kind])
+
+
+def beside_me(title: str) -> list[int]:
+    """Processes of the same Ray cluster as this one: their raylet has the same parent as ours."""
+    return of_cluster(parent(parent(os.getpid())), title)
+
+
+def of_cluster(driver: int, title: str) -> list[int]:
+    """Processes of the Ray cluster that a driver started."""
+    return [pid for pid in processes(title) if parent(parent(pid)) == driver]
+
+
+def processes(title: str) -> list[int]:
+    """Processes whose command line holds some text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                text = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if title in text:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def parent(pid: int) -> int:
+    try:
+        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float = 20.0) -> bool:
+    """Looks until a condition of other processes is met, or time is up."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True

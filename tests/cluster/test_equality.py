@@ -1,0 +1,164 @@
+"""Any plan on any number of replicas and shards gives the losses and weights of plain PyTorch."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from heterps.models import Chain, Layer
+from heterps.runtime import train
+from heterps.runtime.cluster.share import share_of
+from heterps.runtime.schedules import warmup
+from tests.cluster.inprocess import run_here
+from tests.runtime.chains import DENSE, DIM, IDS, SLOTS, embedding, fc, loss, random_batches, seeded, small
+from tests.runtime.plain import plain, sgd
+from tests.runtime.plans import make_plan, shape
+from tests.runtime.reference import MODELS, STEPS, assert_same, batches, build, dense_optimizer
+
+
+def drawn(name: str) -> dict[str, Any]:
+    """Cuts, replicas, shards and micro-batches."""
+    rng = random.Random(f"cluster {name}")
+    layers = len(build(name).layers)
+    stages = rng.randint(1, 3)
+    cuts = sorted(rng.sample(range(1, layers), stages - 1))
+    replicas = [rng.randint(1, 3) for _ in range(stages)]
+    plan = make_plan(layers, cuts, units=replicas)
+    return {"plan": plan, "replicas": replicas, "shards": rng.randint(1, 2), "micro_batches": rng.choice((2, 3, 4, 5))}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_gives_what_plain_pytorch_gives(name: str, tmp_path: Path):
+    """One of the batches has two samples, and some plans three replicas."""
+    options = drawn(name)
+    chain, losses, _ = run_here(
+        lambda: build(name), batches(name), steps=STEPS, path=tmp_path, optimizer=dense_optimizer, **options
+    )
+    assert_same(name, chain, losses)
+
+
+def test_a_run_is_the_same_each_time(tmp_path: Path):
+    """To the bit: what a restart gives must be what it would have been."""
+    found = [
+        run_here(
+            lambda: build("ctrdnn"), batches("ctrdnn"), make_plan(5, (2,), units=[2, 1]), steps=STEPS, micro_batches=3,
+            shards=2, replicas=[2, 1], path=tmp_path / str(number), optimizer=dense_optimizer,
+        )[1]
+        for number in range(5)
+    ]  # fmt: skip
+    assert all(losses == found[0] for losses in found)
+
+
+def test_the_plans_differ():
+    options = [drawn(name) for name in MODELS]
+    assert {len(one["plan"].stages) for one in options} == {1, 2, 3}
+    assert {count for one in options for count in one["replicas"]} == {1, 2, 3}
+    assert len({shape(one["plan"]) for one in options}) == len(MODELS)
+
+
+@seeded
+def sharing() -> Chain:
+    """Layers of two stages share a table; one pools bags. Two pushes are far from one, by a small accumulator."""
+    options: Any = {"table": "shared", "initial_accumulator": 0.001}
+    return Chain(
+        embedding("rows", **options),
+        fc("fc1", ["rows", "dense"], SLOTS * DIM + DENSE, 8),
+        embedding("tags_", reads="tags", pooling="mean", **options),
+        fc("logit", ["fc1", "tags_"], 8 + 2 * DIM, 1, relu=False),
+        loss(),
+    )
+
+
+@pytest.mark.parametrize("replicas", [[1, 1], [2, 3]], ids=str)
+def test_layers_of_two_stages_share_a_table(replicas: list[int], tmp_path: Path):
+    data = random_batches(12)
+    chain, losses, _ = run_here(
+        sharing, data, make_plan(5, (2,), units=replicas), steps=12, micro_batches=4, shards=2, replicas=replicas,
+        path=tmp_path, optimizer=sgd,
+    )  # fmt: skip
+    plain(sharing, data, ids=IDS, optimizer=sgd).assert_same(chain, losses)
+
+
+def test_clipping_and_schedules(tmp_path: Path):
+    options: Any = {"clip_norm": 0.05, "schedule": warmup(6)}
+    data = random_batches(10)
+    chain, losses, _ = run_here(
+        small, data, make_plan(5, (1, 3), units=[2, 1, 2]), steps=10, micro_batches=3, shards=1, replicas=[2, 1, 2],
+        path=tmp_path, optimizer=sgd, **options,
+    )  # fmt: skip
+    plain(small, data, ids=IDS, optimizer=sgd, **options).assert_same(chain, losses)
+
+
+@seeded
+def with_an_unused_weight() -> Chain:
+    """A parameter without a gradient must stay as it is, though its optimizer would decay it."""
+
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(SLOTS * DIM, 1), nn.Parameter(torch.ones(3))
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            given: torch.Tensor = self.used(rows.flatten(1))
+            return given
+
+    return Chain(embedding("rows"), Layer("logit", Spare(), reads="rows", writes="logit"), loss())
+
+
+def decaying(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, weight_decay=0.1)
+
+
+def test_a_weight_without_a_gradient_stays(tmp_path: Path):
+    data = random_batches(3)
+    chain, losses, _ = run_here(
+        with_an_unused_weight, data, make_plan(3, units=2), steps=3, micro_batches=2, shards=1, replicas=2,
+        path=tmp_path, optimizer=decaying,
+    )  # fmt: skip
+    assert torch.equal(chain.state_dict()["logit.module.spare"], torch.ones(3))
+    plain(with_an_unused_weight, data, ids=IDS, optimizer=decaying).assert_same(chain, losses)
+
+
+def test_narrow_activations_are_near(tmp_path: Path):
+    data = random_batches(10)
+    options: Any = {"steps": 10, "micro_batches": 2, "shards": 1, "replicas": 1, "optimizer": sgd}
+    plan = make_plan(5, (2,))
+    _, wide, _ = run_here(small, data, plan, path=tmp_path / "wide", **options)
+    _, narrow, _ = run_here(small, data, plan, path=tmp_path / "narrow", narrow=True, **options)
+    assert wide != narrow
+    torch.testing.assert_close(torch.tensor(narrow), torch.tensor(wide), rtol=0.02, atol=0.02)
+
+
+def test_counts_are_those_of_engine_local(tmp_path: Path):
+    """Samples, and the AUC over the run's own scores."""
+    data = random_batches(8)
+    chain = small()
+    local = train(chain, data, make_plan(5, (2,)), steps=8, optimizer=sgd)
+    _, losses, done = run_here(
+        small, data, make_plan(5, (2,), units=2), steps=8, micro_batches=2, shards=1, replicas=2, path=tmp_path,
+        optimizer=sgd,
+    )  # fmt: skip
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(local.losses), rtol=1e-4, atol=1e-6)
+    assert {progress.samples for progress in done} == {local.samples}
+    scored = [progress.auc for progress in done if progress.auc is not None]
+    assert sum(sum(one["negatives"]) + sum(one["positives"]) for one in scored) == local.samples
+
+
+def test_shares_are_all_samples_once():
+    (batch,) = random_batches(1, size=11)
+    for micro_batches, replicas in [(1, 1), (4, 3), (11, 2), (20, 5), (2, 4)]:
+        shares = [
+            share_of(0, batch, ("ids", "tags"), micro_batches=micro_batches, replica=replica, replicas=replicas)
+            for replica in range(replicas)
+        ]
+        assert sum(share.bounds[-1] for share in shares) == 11
+        numbers = sorted(number for share in shares for number in share.numbers)
+        assert numbers == list(range(min(micro_batches, 11)))
+        found = torch.cat([share.whole["ids"] for share in shares])  # type: ignore[arg-type]
+        assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, batch["ids"].tolist()))  # type: ignore[union-attr]
+        assert all(len(share.whole["tags"]) == share.bounds[-1] for share in shares)

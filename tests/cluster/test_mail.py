@@ -1,0 +1,130 @@
+"""Messages between replicas: what arrives, what is dropped, who is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+import torch
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heterps.ps import Keys, WireError
+from heterps.ps.keys import protect
+from heterps.runtime.cluster.layout import Seat
+from heterps.runtime.cluster.mail import Mail, PeerLost
+from heterps.runtime.cluster.messages import DTYPES, Message, decode, encode
+from tests.cluster.jobs import wait_for
+
+HOST = "127.0.0.1"
+THERE = Seat(1, 0)
+Open = Callable[..., Mail]
+
+
+@pytest.fixture
+def post() -> Iterator[Open]:
+    """post(keys, attempt): a new mail."""
+    opened: list[Mail] = []
+
+    def make(keys: Keys, attempt: int = 1, **options: float) -> Mail:
+        opened.append(Mail(HOST, keys, attempt, **options))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield make
+    for mail in opened:
+        mail.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (2, 3, 4), (300, 700)], ids=str)
+def test_tensors_come_back_as_they_were(dtype: torch.dtype, shape: tuple[int, ...]):
+    tensor = (
+        (torch.arange(max(1, torch.Size(shape).numel())) % 100)[: torch.Size(shape).numel()].reshape(shape).to(dtype)
+    )
+    attempt, message = decode(encode(Message("forward", 3, "7", {"x": tensor, "none": None}), 5))
+    assert (attempt, message.key) == (5, ("forward", 3, "7"))
+    assert message.tensors["none"] is None
+    found = message.tensors["x"]
+    assert found is not None
+    assert (found.dtype, found.shape) == (dtype, tensor.shape)
+    assert torch.equal(found, tensor)
+
+
+def test_narrow_tensors_are_half_as_large_and_nearly_the_same():
+    tensor, ids = torch.randn(100, 50, generator=torch.Generator().manual_seed(0)), torch.arange(10)
+    wide, narrow = (encode(Message("forward", 0, "0", {"x": tensor, "i": ids}), 1, narrow=n) for n in (False, True))
+    assert sum(map(len, narrow[1:])) - 80 == (sum(map(len, wide[1:])) - 80) / 2
+    found = decode(narrow)[1].tensors
+    assert found["x"] is not None
+    assert found["x"].dtype == torch.float32
+    assert torch.equal(found["x"], tensor.bfloat16().float())
+    assert torch.equal(found["i"], ids)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4))
+def test_random_bytes_are_refused(frames: list[bytes]):
+    with pytest.raises(WireError):
+        decode(frames)
+
+
+@given(st.data())
+def test_a_changed_message_is_refused_or_well_formed(data: st.DataObject):
+    frames = [bytearray(bytes(frame)) for frame in encode(Message("rows", 1, "t", {"x": torch.ones(8, 2)}), 1)]
+    frame = data.draw(st.sampled_from(frames))
+    frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(WireError):
+        decode([bytes(frame) for frame in frames])
+
+
+def test_a_message_is_taken_by_what_it_is(post: Open):
+    keys = Keys.generate()
+    one, two = post(keys), post(keys)
+    one.connect({THERE: two.address})
+    for step in (1, 0):
+        one.send(THERE, Message("forward", step, "0", {"x": torch.tensor([float(step)])}))
+    assert torch.equal(two.take("forward", 0, "0").tensors["x"], torch.tensor([0.0]))  # type: ignore[arg-type]
+    first = two.first([("backward", 1, "0"), ("forward", 1, "0")])
+    assert first.kind == "forward"
+
+
+def test_messages_of_another_attempt_are_dropped(post: Open):
+    keys = Keys.generate()
+    old, new = post(keys, 1), post(keys, 2)
+    old.connect({THERE: new.address})
+    old.send(THERE, Message("forward", 0, "0", {"x": torch.ones(1)}))
+    assert wait_for(lambda: new.dropped == 1)
+    assert not new.there(("forward", 0, "0"))
+
+
+def test_without_the_keys_nobody_gets_in(post: Open):
+    """Keys of another job, the server's public key alone, and none at all: the last cannot even shake hands."""
+    keys = Keys.generate()
+    mail = post(keys, timeout_s=10.0)
+    stranger = post(Keys.generate())
+    stranger.connect({THERE: mail.address})
+    stranger.send(THERE, Message("forward", 0, "0", {"x": torch.ones(1)}))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    half, bare = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+    half.linger = bare.linger = 0
+    own = Keys.generate()
+    protect(half, mail.address, own, server=False)
+    half.curve_serverkey = keys.server_public.encode()
+    for socket in (half, bare):
+        socket.connect(mail.address)
+        socket.send_multipart(encode(Message("forward", 0, "0", {"x": torch.ones(1)}), 1))
+    assert wait_for(lambda: mail.refused >= 3)
+    assert not mail.there(("forward", 0, "0"))
+    half.close(), bare.close()
+    context.term()
+    friend = post(keys)
+    friend.connect({THERE: mail.address})
+    friend.send(THERE, Message("forward", 0, "0", {"x": torch.ones(1)}))
+    assert mail.take("forward", 0, "0").kind == "forward"
+
+
+def test_waiting_ends(post: Open):
+    mail = post(Keys.generate(), timeout_s=0.2)
+    with pytest.raises(PeerLost):
+        mail.take("forward", 0, "0")

@@ -1,0 +1,117 @@
+"""Runs on a real Ray cluster: processes, keys and sockets as in production, and processes that die."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("ray", reason="engine ray needs ray: pip install heterps[ray]")
+
+from heterps.cli.main import app
+from heterps.errors import Infeasible
+from heterps.models import Chain
+from heterps.runtime import Checkpoints, Result, Settings, StageFailed
+from heterps.runtime.cluster.engine import train_on_ray
+from heterps.runtime.cluster.policy import Limits
+from tests.cluster.inprocess import run_here
+from tests.cluster.jobs import Fault, broken_model, faulty_model, of_cluster, wait_for
+from tests.runtime.plain import rows_of
+from tests.runtime.plans import make_plan
+from tests.runtime.reference import ROWS, STEPS, assert_same, batches, build, dense_optimizer
+
+pytestmark = pytest.mark.usefixtures("cluster")
+LIMITS = Limits(tries=5, frozen_s=8.0, pause_s=0.1)
+
+
+def run(
+    path: Path, name: str, cuts: tuple[int, ...], replicas: list[int], shards: int, *, steps: int = STEPS,
+    faults: tuple[Fault, ...] = (), every_steps: int = 10, micro_batches: int = 3,
+) -> tuple[Chain, Result]:  # fmt: skip
+    chain = build(name)
+    settings = Settings(
+        steps=steps, micro_batches=micro_batches, optimizer=dense_optimizer,
+        checkpoints=Checkpoints(path=path / "checkpoints", every_steps=every_steps),
+    )  # fmt: skip
+    plan = make_plan(chain, cuts, units=replicas)
+    factory = partial(faulty_model, name, str(path), faults)
+    result = train_on_ray(chain, factory, plan, settings, replicas=replicas, shards=shards, limits=LIMITS)
+    return chain, result
+
+
+def weights(chain: Chain) -> dict[str, torch.Tensor]:
+    return {**chain.state_dict(), **{f"rows of {name}": rows_of(chain, name, ROWS) for name in chain.tables}}
+
+
+def assert_equal(one: Chain, two: Chain) -> None:
+    """To the last bit."""
+    ours, theirs = weights(one), weights(two)
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        assert torch.equal(weight, theirs[name]), name
+
+
+def test_faults(tmp_path: Path):
+    """A worker, a shard and the coordinator are killed, a worker is frozen: the weights are those of a run without."""
+    name, cuts, replicas, shards = "ctrdnn", (2,), [2, 1], 2
+    unbroken, losses, _ = run_here(
+        lambda: build(name), batches(name), make_plan(build(name), cuts, units=replicas), steps=STEPS, micro_batches=3,
+        replicas=replicas, shards=shards, path=tmp_path / "unbroken", optimizer=dense_optimizer,
+    )  # fmt: skip
+    assert_same(name, unbroken, losses)
+    faults = (("kill", 14), ("kill-shard", 27), ("kill-coordinator", 33), ("freeze", 45))
+    broken, result = run(tmp_path, name, cuts, replicas, shards, faults=faults)
+    assert len(list(tmp_path.glob("fault-*"))) == len(faults)
+    assert result.losses == losses
+    assert_equal(broken, unbroken)
+    assert {path.name for path in (tmp_path / "checkpoints").glob(".[!.]*")} <= {".latest"}
+    assert wait_for(lambda: not of_cluster(os.getpid(), "ray::ReplicaActor"))
+
+
+def test_resumed_on_other_numbers(tmp_path: Path):
+    """Half of a run on 3 workers and 2 shards, the other half on 2 and 3."""
+    _, first = run(tmp_path, "dlrm", (3,), [2, 1], 2, steps=25)
+    chain, second = run(tmp_path, "dlrm", (2,), [1, 1], 3)
+    assert (first.steps, second.steps) == (25, STEPS)
+    assert_same("dlrm", chain, first.losses + second.losses)
+
+
+def test_what_would_fail_again_is_told_at_once(tmp_path: Path):
+    """A layer that raises, in the words of engine local."""
+    chain = build("ctrdnn")
+    settings = Settings(steps=3, checkpoints=Checkpoints(path=tmp_path))
+    with pytest.raises(StageFailed, match=r"stage 0 replica 0 failed: ZeroDivisionError.*in layer 'fc1'"):
+        train_on_ray(chain, broken_model, make_plan(chain), settings, shards=1, limits=LIMITS)
+
+
+def test_a_plan_that_is_too_large_is_refused(tmp_path: Path):
+    chain = build("ctrdnn")
+    settings = Settings(steps=3, checkpoints=Checkpoints(path=tmp_path))
+    with pytest.raises(Infeasible, match=r"CPU: 101 needed .*, 6 there"):
+        train_on_ray(chain, broken_model, make_plan(chain, units=100), settings, shards=1, limits=LIMITS)
+
+
+def test_the_command_gives_what_engine_local_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`heterps train --engine ray`, on the cluster that this process is connected to."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(
+        "model: {name: ctrdnn, args: {dim: 4, slots: 3, dense: 2, hidden: [8]}}\n"
+        "data: {source: synthetic, rows: 600, slots: 3, dense: 2}\n"
+        "train: {batch_size: 64, micro_batches: 2}\n"
+    )
+    make_plan(4, (1,)).save("plan.json")
+    results = []
+    for engine in ("local", "ray"):
+        options = ["--plan", "plan.json", "--name", engine, "--engine", engine, "--json"]
+        found = CliRunner().invoke(app, ["train", "job.yaml", *options], catch_exceptions=False)
+        assert found.exit_code == 0, found.output
+        results.append(json.loads(Path(f"runs/{engine}/result.json").read_text()))
+    local, on_ray = results
+    assert (on_ray["steps"], on_ray["samples"]) == (local["steps"], local["samples"])
+    for figure in ("loss", "eval_loss", "auc"):
+        assert on_ray[figure] == pytest.approx(local[figure], rel=1e-4), figure
