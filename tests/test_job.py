@@ -155,8 +155,8 @@ def test_a_function_as_a_model() -> None:
         ({"goal": {"samples": 5}}, ["state one goal: min_throughput, or samples with deadline_hours"]),
         ({"plan": {"method": "exct"}}, ["Did you mean 'exact'"]),
         ({"plan": {"method": "rl", "file": "plan.json"}}, ["either method or file"]),
-        ({"engine": "ray"}, ["later version"]),
-        ({"engine": {"name": "ray", "address": "auto"}}, ["later version"]),
+        ({"engine": "spark"}, ["engine", "'local' or 'ray'"]),
+        ({"engine": {"name": "ray", "adress": "auto"}}, ["adress", "address"]),
         ({"engine": "spark"}, ["'spark'"]),
         ({"cluster": 3}, ["cluster = 3"]),
         (

@@ -219,7 +219,7 @@ def test_a_plan_for_other_hardware(tmp_path: Path) -> None:
     write_job(tmp_path / "job.yaml")
     two_stage_plan(tmp_path / "plan.json", device="cuda")
     args = ("train", "job.yaml", "--plan", "plan.json")
-    assert "fast=cpu" in refused(*args, cwd=tmp_path)
+    assert "fast=cpu" in refused(*args, code=3, cwd=tmp_path)
     assert not (tmp_path / "runs").exists()
     by_job = ("train", "job.yaml", "--set", "plan.file=plan.json", "--devices", "fast=cpu")
     assert "fast × 1" in heterps(*by_job, cwd=tmp_path).stderr
