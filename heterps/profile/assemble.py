@@ -123,9 +123,8 @@ def _exchange(
     serial_s = max(layer.parameter_bytes / measured.links.all_reduce_bytes_per_s, link_s / together)
     parallel_s = max(0.0, link_s - serial_s) + reading_s
     if layer.served is not None and cluster.parameter_server is not None:
-        rows_s = max(layer.served.sync_s, layer.exchanged_bytes * byte_s)
-        serial_s += rows_s * (1 - layer.served.beta)
-        parallel_s += rows_s * layer.served.beta
+        serial_s += layer.served.sync_s * (1 - layer.served.beta)  # a slow link is each unit's own: it adds none
+        parallel_s += max(layer.served.sync_s * layer.served.beta, layer.exchanged_bytes * byte_s)
     whole_s = serial_s + parallel_s
     return whole_s, parallel_s / whole_s if whole_s > 0 else 1.0
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from heterps.models import Chain
 from heterps.plan import Plan
@@ -18,6 +21,7 @@ from heterps.telemetry.records import Kind, Record
 CPU_TYPE, GPU_TYPE = "cpu", "gpu"
 FIRST_STEPS = 12
 MOST_STEPS = 4000
+STRETCHES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,17 @@ def probe(make: Callable[[], Chain], data: Any, plan: Plan, settings: Settings, 
         times = [seen.began[step] for step in sorted(seen.began)]
         times = times[len(times) // 2 :]  # the first half: kernels are compiled, graphs recorded, queues filled
         lasted = times[-1] - times[0]
-        step_s = lasted / (len(times) - 1)
+        step_s = _typical(times)
         if lasted >= effort.seconds / 3 or steps >= MOST_STEPS:
             return Probed(step_s, tuple(stage.measured_s for stage in result.stages))
         steps = min(MOST_STEPS, max(2 * steps, int(effort.seconds / step_s)))
+
+
+def _typical(times: Sequence[float]) -> float:
+    """Seconds between steps: the median of stretches' means, as stages run ahead in bursts and machines hiccup."""
+    bounds = np.linspace(0, len(times) - 1, STRETCHES + 1).round().astype(int)
+    means = [(times[b] - times[a]) / (b - a) for a, b in pairwise(bounds) if b > a]
+    return float(np.median(means))
 
 
 def plan_of(stages: Sequence[tuple[str, str, int, int]]) -> Plan:

@@ -108,6 +108,9 @@ def test_the_part_of_a_servers_exchange_that_workers_do_not_share_is_serial() ->
     made = cluster(cpu={"limit": CORES}, parameter_server="cpu")
     embedding = costs(assemble(half, made, catalog=CATALOG), "cpu")[0]
     assert (embedding.sync_s, embedding.beta) == (pytest.approx(SERVED.sync_s), pytest.approx(0.5))
+    slow = cluster(cpu={"bandwidth_gbps": 0.1}, parameter_server="cpu")
+    embedding = costs(assemble(half, slow, catalog=CATALOG), "cpu")[0]
+    assert embedding.sync_s * (1 - embedding.beta) == pytest.approx(SERVED.sync_s / 2), "a slow link is each unit's own"
 
 
 def test_a_gpu_at_hand_costs_what_was_measured() -> None:

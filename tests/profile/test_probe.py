@@ -10,7 +10,7 @@ from torch import Tensor
 
 from heterps.models import Chain
 from heterps.profile.gpu import leading_embeddings
-from heterps.profile.probe import FIRST_STEPS, plan_of, probe
+from heterps.profile.probe import FIRST_STEPS, _typical, plan_of, probe
 from heterps.profile.sweep import Effort
 from heterps.runtime.settings import Settings
 from tests.profile.sleepers import Sleeper, even_batches, sleepy
@@ -84,3 +84,10 @@ def test_ctrl_c_ends_a_probe() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         probe(lambda: sleepy(Interrupting()), even_batches(2), plan_of([("cpu", "cpu", 5, 1)]), Settings(), SHORT)
+
+
+def test_a_hiccup_does_not_count() -> None:
+    steady = [0.01 * step for step in range(21)]
+    late = [time + (0.5 if step > 8 else 0.0) for step, time in enumerate(steady)]
+    assert _typical(late) == pytest.approx(_typical(steady)) == pytest.approx(0.01)
+    assert _typical([0.0, 0.01]) == pytest.approx(0.01)
