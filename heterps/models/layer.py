@@ -196,7 +196,8 @@ class SparseEmbedding(Layer):
     def shaped(self, rows: Tensor, ids: Value) -> Tensor:
         """Rows as the layer writes them: [B, slots, dim], or of the ids' own shape."""
         if not self.keep_shape:
-            return rows.view(len(ids), -1, self.dim)
+            slots = ids.slots if isinstance(ids, Bags) else ids.shape[1:].numel()
+            return rows.view(len(ids), slots, self.dim)
         if isinstance(ids, Bags):
             return rows.view(-1, self.dim) if ids.slots == 1 else rows.view(len(ids), ids.slots, self.dim)
         return rows.view(*ids.shape, self.dim)

@@ -33,8 +33,21 @@ def build_stages(
     chain: Chain, specs: Sequence[StageSpec], shared: Shared, settings: Settings, on_score: OnScore, *, ahead: int
 ) -> list[Stage]:
     """The stages, their modules on their devices."""
-    plan = _Context(chain, specs, shared, settings, on_score, ahead)
-    return [plan.stage(spec) for spec in specs]
+    return [build_stage(spec, chain, specs, shared, settings, on_score, ahead=ahead) for spec in specs]
+
+
+def build_stage(
+    spec: StageSpec,
+    chain: Chain,
+    specs: Sequence[StageSpec],
+    shared: Shared,
+    settings: Settings,
+    on_score: OnScore,
+    *,
+    ahead: int,
+) -> Stage:
+    """One of the stages, with its own tables in `shared`."""
+    return _Context(chain, specs, shared, settings, on_score, ahead).stage(spec)
 
 
 @dataclass(frozen=True, slots=True)

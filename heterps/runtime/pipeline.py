@@ -147,8 +147,8 @@ class Pipeline:
                 self._losses[step.number] = loss
             self._changed.notify_all()
 
-    def clip_scale(self, step: int, stage: Stage) -> float:
-        """What a stage multiplies its gradients by: needs the norms of all, so it waits for them."""
+    def reduce(self, step: int, stage: Stage) -> float:
+        """A stage here has all gradients of the step. What it multiplies them by needs all norms, so it waits."""
         if self._clip_norm is None:
             return 1.0
         with self._changed:

@@ -133,7 +133,8 @@ class HostRows:
     def push(self, step: int) -> None:
         """See `Rows.push`."""
         done = self._steps.pop(step)
-        whole = done.grads[0] if len(done.grads) == 1 else torch.cat(done.grads)
+        grads = done.grads or [torch.zeros_like(done.rows)]  # a share without samples has none
+        whole = grads[0] if len(grads) == 1 else torch.cat(grads)
         shape = (-1, self._layer.dim) if isinstance(done.ids, Bags) else (*done.ids.shape, self._layer.dim)
         self._shared.push(step, self._layer.name, done.ids, whole.reshape(shape), self._layer.pooling)
 
@@ -218,8 +219,10 @@ class DistinctRows:
         if len(parts) == 1 and isinstance(self._shared.table, SparseTable) and self._shared.users == 1:
             self._shared.table.push_distinct(parts[0].ids, parts[0].grads, ticket=parts[0].ticket)
         else:
-            ids = torch.cat([part.ids for part in parts])
-            self._shared.push(step, self._layer.name, ids, torch.cat([part.spread() for part in parts]), None)
+            nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, self._layer.dim)
+            pieces = [(part.ids, part.spread()) for part in parts] or [nothing]  # a share without samples has none
+            ids, grads = (torch.cat(column) for column in zip(*pieces, strict=True))
+            self._shared.push(step, self._layer.name, ids, grads, None)
         self._free += [(part.number, part.rows) for part in parts]
 
     def set_lr(self, factor: float) -> None:

@@ -33,6 +33,11 @@ class Step:
     """Micro-batch m has the samples bounds[m] … bounds[m + 1]."""
 
     @property
+    def parts(self) -> int:
+        """Micro-batches that this stage computes here."""
+        return len(self.bounds) - 1
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches of the step."""
         return len(self.bounds) - 1
@@ -119,6 +124,11 @@ class Stage:
         """Seconds that a GPU worked, and for how many steps, where it tells; else the stage's spans do."""
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._loss_sum: Tensor | None = None
+
+    @property
+    def scores(self) -> bool:
+        """Whether it calls `on_score`."""
+        return self._on_score is not None
 
     def _writes(self, tensor: str | None) -> bool:
         return any(tensor in layer.writes for layer in self.layers)

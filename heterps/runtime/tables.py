@@ -115,7 +115,7 @@ def _push(table: Any, ids: Tensor | Bags, grads: Tensor, pooling: str | None) ->
 def _flat(ids: Tensor | Bags, grads: Tensor, pooling: str | None) -> tuple[Tensor, Tensor]:
     """Each id with a gradient of its own: what is pooled is spread over its bag."""
     if not isinstance(ids, Bags):
-        return ids.reshape(-1), grads.reshape(ids.numel(), -1)
+        return ids.reshape(-1), grads.reshape(-1, grads.shape[-1])
     sizes = ids.offsets.diff()
     rows = grads / sizes.clamp(min=1).unsqueeze(1) if pooling == "mean" else grads
     return ids.ids, rows.repeat_interleave(sizes, dim=0)

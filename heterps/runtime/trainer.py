@@ -106,7 +106,7 @@ class Trainer:
         for read in self._feed if settings.steps is None or self._step < settings.steps else ():
             self._chain.check_batch(read.batch)
             if self._step - first < CHECKED_STEPS:
-                _check_labels(self._chain, read.batch)
+                check_labels(self._chain, read.batch)
             self._pipeline.submit(read.batch, settings.micro_batches)
             self._step += 1
             self._samples += batch_size(read.batch)
@@ -301,7 +301,7 @@ class Trainer:
         )  # fmt: skip
 
 
-def _check_labels(chain: Chain, batch: Batch) -> None:
+def check_labels(chain: Chain, batch: Batch) -> None:
     """Labels of the losses here lie between 0 and 1; -1 and 1, or counts, would train on nonsense without a word."""
     label = batch.get(chain.label or "")
     if isinstance(chain.layers[-1].module, Loss) and isinstance(label, Tensor) and label.numel():

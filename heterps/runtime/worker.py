@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol, SupportsFloat
@@ -71,8 +71,8 @@ class Hub(Protocol):
         """A stage has updated its weights for a step."""
         ...
 
-    def clip_scale(self, step: int, stage: Stage) -> float:
-        """What a stage multiplies its gradients by."""
+    def reduce(self, step: int, stage: Stage) -> float:
+        """Makes a stage's gradients those of the whole step, and gives what they are multiplied by."""
         ...
 
     def fail(self, error: BaseException, stage: StageSpec) -> None:
@@ -88,18 +88,27 @@ class Worker(threading.Thread):
     backward of its last micro-batch is done.
     """
 
-    def __init__(self, stage: Stage, pipeline: Hub, *, first_step: int, staleness: int) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        pipeline: Hub,
+        *,
+        first_step: int,
+        staleness: int,
+        before: Callable[[Step, int], None] = lambda step, micro_batch: None,
+    ) -> None:
+        """Makes the thread; `before` is called in it ahead of each forward."""
         super().__init__(name=str(stage.spec), daemon=True)
         self.stage = stage
         self.started = threading.Event()
         self.inbox: SimpleQueue[Fed | Forward | Backward | Stop] = SimpleQueue()
-        self._pipeline = pipeline
+        self._pipeline, self._before = pipeline, before
         self._staleness = staleness
         self._applied = first_step  # steps before this one
         self._next = (first_step, 0)
         self._fed: dict[int, Fed] = {}
         self._arrived: dict[tuple[int, int], Tensors] = {}
-        self._backwards: deque[Backward] = deque()
+        self._returned: dict[tuple[int, int], Backward] = {}
         self._undone: dict[int, int] = {}  # micro-batches of a step without a backward
 
     def run(self) -> None:
@@ -118,8 +127,9 @@ class Worker(threading.Thread):
 
     def _work(self) -> bool:
         """Does one thing, or waits for a message. False to stop."""
-        if self._backwards and (self._backwards[0].ready() or not self._may_go_forward()):
-            self._backward(self._backwards.popleft())
+        returned = self._returned.get(self._next_backward())
+        if returned is not None and (returned.ready() or not self._may_go_forward()):
+            self._backward(returned)
             return True
         if self._may_go_forward():
             self._forward()
@@ -135,18 +145,23 @@ class Worker(threading.Thread):
                 return False
             if isinstance(message, Fed):
                 self._fed[message.step.number] = message
-                self._undone[message.step.number] = message.step.micro_batches
+                self._undone[message.step.number] = message.step.parts
             elif isinstance(message, Forward):
                 self._arrived[message.step, message.micro_batch] = message.tensors
             else:
-                self._backwards.append(message)
+                self._returned[message.step, message.micro_batch] = message
         return True
+
+    def _next_backward(self) -> tuple[int, int]:
+        """In the order of forwards, whoever of several replicas of the next stage was the first."""
+        step = self._fed.get(self._applied)
+        return self._applied, step.step.parts - self._undone[self._applied] if step is not None else 0
 
     def _may_go_forward(self) -> bool:
         step, _ = self._next
         if step not in self._fed or step - self._applied > self._staleness:
             return False
-        return self.stage.spec.number == 0 or self._next in self._arrived
+        return self.stage.spec.number == 0 or self._next in self._arrived or not self._fed[step].step.parts
 
     def _forward(self) -> None:
         number, micro_batch = self._next
@@ -160,15 +175,21 @@ class Worker(threading.Thread):
                 if self.stage.applies_at_once:
                     self._set_lr(number)
                 self.stage.begin(step, prepared)
-            result = self.stage.forward(step, micro_batch, incoming)
-        ended = micro_batch + 1 == step.micro_batches
+            if step.parts:
+                self._before(step, micro_batch)
+                result = self.stage.forward(step, micro_batch, incoming)
+        ended = micro_batch + 1 >= step.parts
         self._next = (number + 1, 0) if ended else (number, micro_batch + 1)
+        if not step.parts:
+            self._apply(step)
+            return
         if self.stage.is_last:
             self._sent_back(step, micro_batch, result)
         else:
             self._pipeline.send(self.stage.spec.number + 1, Forward(number, micro_batch, result))
 
     def _backward(self, message: Backward) -> None:
+        del self._returned[message.step, message.micro_batch]
         step = self._fed[message.step].step
         message.wait()  # not within the span: that is the time of this stage's work
         with self._span("backward", message.step, message.micro_batch):
@@ -184,7 +205,7 @@ class Worker(threading.Thread):
             self._apply(step)
 
     def _apply(self, step: Step) -> None:
-        scale = self._pipeline.clip_scale(step.number, self.stage)
+        scale = self._pipeline.reduce(step.number, self.stage)
         with self._span("update", step.number, None):
             if not self.stage.applies_at_once:
                 self._set_lr(step.number)

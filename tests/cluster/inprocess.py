@@ -29,13 +29,14 @@ def losses_of(done: list[Progress], steps: int) -> list[float]:
 
 def run_here(
     make: Any, data: Any, plan: Plan, *, steps: int, micro_batches: int, shards: int, replicas: Any, path: Any,
-    narrow: bool = False, **settings: Any,
+    narrow: bool = False, share: bool = True, sums: str = "mail", **settings: Any,
 ) -> tuple[Chain, list[float], list[Progress]]:  # fmt: skip
     """Trains; gives a chain with the trained weights and rows (its client stays open), losses, and the progress."""
     keys = Keys.generate()
     layout = lay_out(plan, tables=len(make().embeddings), replicas=replicas, shards=shards)
     given = for_processes(Settings(steps=steps, **settings), micro_batches=micro_batches)
-    work = Work(factory=lambda: (make(), data), settings=given, layout=layout, narrow=narrow, timeout_s=30.0)
+    work = Work(factory=lambda: (make(), data), settings=given, layout=layout, narrow=narrow, share=share, sums=sums,
+                timeout_s=30.0)  # fmt: skip
     seats = layout.seats()
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(f"tcp://{HOST}:*", keys).start()) for _ in range(layout.shards)]

@@ -128,8 +128,8 @@ def test_narrow_activations_are_near(tmp_path: Path):
     data = random_batches(10)
     options: Any = {"steps": 10, "micro_batches": 2, "shards": 1, "replicas": 1, "optimizer": sgd}
     plan = make_plan(5, (2,))
-    _, wide, _ = run_here(small, data, plan, path=tmp_path / "wide", **options)
-    _, narrow, _ = run_here(small, data, plan, path=tmp_path / "narrow", narrow=True, **options)
+    _, wide, _ = run_here(small, data, plan, path=tmp_path / "wide", share=False, **options)
+    _, narrow, _ = run_here(small, data, plan, path=tmp_path / "narrow", narrow=True, share=False, **options)
     assert wide != narrow
     torch.testing.assert_close(torch.tensor(narrow), torch.tensor(wide), rtol=0.02, atol=0.02)
 
@@ -162,3 +162,41 @@ def test_shares_are_all_samples_once():
         found = torch.cat([share.whole["ids"] for share in shares])  # type: ignore[arg-type]
         assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, batch["ids"].tolist()))  # type: ignore[union-attr]
         assert all(len(share.whole["tags"]) == share.bounds[-1] for share in shares)
+
+
+@pytest.mark.parametrize("sums", ["mail", "gloo"])
+@pytest.mark.parametrize("share", [True, False], ids=["shared memory", "sockets"])
+def test_however_replicas_talk(share: bool, sums: str, tmp_path: Path):
+    """Tensors large enough for shared memory; three replicas add up their gradients."""
+    data = random_batches(6, size=700)
+    chain, losses, _ = run_here(
+        small, data, make_plan(5, (2,), units=[3, 2]), steps=6, micro_batches=3, shards=1, replicas=[3, 2],
+        path=tmp_path, optimizer=sgd, share=share, sums=sums,
+    )  # fmt: skip
+    plain(small, data, ids=IDS, optimizer=sgd).assert_same(chain, losses)
+
+
+def test_async_without_staleness_is_sync(tmp_path: Path):
+    data = random_batches(10)
+    options: Any = {
+        "steps": 10, "micro_batches": 2, "shards": 1, "replicas": [2, 1], "optimizer": sgd,
+        "plan": make_plan(5, (2,), units=[2, 1]),
+    }  # fmt: skip
+    _, sync, _ = run_here(small, data, path=tmp_path / "sync", **options)
+    _, also, _ = run_here(small, data, path=tmp_path / "async", mode="async", staleness=0, **options)
+    assert sync == also
+
+
+def test_async_trains_on_every_sample_once(tmp_path: Path):
+    """Stages run ahead of each other: the first losses are those of sync training, the later ones are near."""
+    data = random_batches(40)
+    options: Any = {
+        "steps": 40, "micro_batches": 2, "shards": 1, "replicas": [2, 1], "optimizer": sgd,
+        "plan": make_plan(5, (2,), units=[2, 1]),
+    }  # fmt: skip
+    _, sync, _ = run_here(small, data, path=tmp_path / "sync", **options)
+    _, ahead, done = run_here(small, data, path=tmp_path / "async", mode="async", staleness=2, **options)
+    assert {progress.samples for progress in done} == {sum(len(batch["label"]) for batch in data)}
+    assert ahead[0] == sync[0]
+    assert ahead != sync
+    torch.testing.assert_close(torch.tensor(ahead), torch.tensor(sync), rtol=0.1, atol=0.05)

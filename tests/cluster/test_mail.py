@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from heterps.runtime.cluster.messages import DTYPES, Message, decode, encode
 from tests.cluster.jobs import wait_for
 
 HOST = "127.0.0.1"
-THERE = Seat(1, 0)
+HERE, THERE = Seat(0, 0), Seat(1, 0)
 Open = Callable[..., Mail]
 
 
@@ -28,8 +29,8 @@ def post() -> Iterator[Open]:
     """post(keys, attempt): a new mail."""
     opened: list[Mail] = []
 
-    def make(keys: Keys, attempt: int = 1, **options: float) -> Mail:
-        opened.append(Mail(HOST, keys, attempt, **options))  # type: ignore[arg-type]
+    def make(keys: Keys, attempt: int = 1, **options: Any) -> Mail:
+        opened.append(Mail(HOST, keys, attempt, **{"me": HERE, **options}))
         return opened[-1]
 
     yield make
@@ -43,7 +44,7 @@ def test_tensors_come_back_as_they_were(dtype: torch.dtype, shape: tuple[int, ..
     tensor = (
         (torch.arange(max(1, torch.Size(shape).numel())) % 100)[: torch.Size(shape).numel()].reshape(shape).to(dtype)
     )
-    attempt, message = decode(encode(Message("forward", 3, "7", {"x": tensor, "none": None}), 5))
+    attempt, message = decode(encode(Message("forward", 3, "7", {"x": tensor, "none": None}), HERE, 5))
     assert (attempt, message.key) == (5, ("forward", 3, "7"))
     assert message.tensors["none"] is None
     found = message.tensors["x"]
@@ -54,7 +55,9 @@ def test_tensors_come_back_as_they_were(dtype: torch.dtype, shape: tuple[int, ..
 
 def test_narrow_tensors_are_half_as_large_and_nearly_the_same():
     tensor, ids = torch.randn(100, 50, generator=torch.Generator().manual_seed(0)), torch.arange(10)
-    wide, narrow = (encode(Message("forward", 0, "0", {"x": tensor, "i": ids}), 1, narrow=n) for n in (False, True))
+    wide, narrow = (
+        encode(Message("forward", 0, "0", {"x": tensor, "i": ids}), HERE, 1, narrow=n) for n in (False, True)
+    )
     assert sum(map(len, narrow[1:])) - 80 == (sum(map(len, wide[1:])) - 80) / 2
     found = decode(narrow)[1].tensors
     assert found["x"] is not None
@@ -71,7 +74,7 @@ def test_random_bytes_are_refused(frames: list[bytes]):
 
 @given(st.data())
 def test_a_changed_message_is_refused_or_well_formed(data: st.DataObject):
-    frames = [bytearray(bytes(frame)) for frame in encode(Message("rows", 1, "t", {"x": torch.ones(8, 2)}), 1)]
+    frames = [bytearray(bytes(frame)) for frame in encode(Message("rows", 1, "t", {"x": torch.ones(8, 2)}), HERE, 1)]
     frame = data.draw(st.sampled_from(frames))
     frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     with suppress(WireError):
@@ -113,7 +116,7 @@ def test_without_the_keys_nobody_gets_in(post: Open):
     half.curve_serverkey = keys.server_public.encode()
     for socket in (half, bare):
         socket.connect(mail.address)
-        socket.send_multipart(encode(Message("forward", 0, "0", {"x": torch.ones(1)}), 1))
+        socket.send_multipart(encode(Message("forward", 0, "0", {"x": torch.ones(1)}), HERE, 1))
     assert wait_for(lambda: mail.refused >= 3)
     assert not mail.there(("forward", 0, "0"))
     half.close(), bare.close()
@@ -128,3 +131,35 @@ def test_waiting_ends(post: Open):
     mail = post(Keys.generate(), timeout_s=0.2)
     with pytest.raises(PeerLost):
         mail.take("forward", 0, "0")
+
+
+def test_large_tensors_cross_in_shared_memory(post: Open):
+    """They are there without a copy, and their memory is the sender's again when the last one is gone."""
+    keys = Keys.generate()
+    one, two = post(keys, me=HERE), post(keys, me=THERE)
+    one.connect({THERE: two.address}, {THERE: two.offer})
+    two.connect({HERE: one.address}, {HERE: one.offer})
+    tensor = torch.randn(500, 100)
+    for number in range(3):
+        one.send(THERE, Message("forward", number, "0", {"x": tensor + number, "small": torch.ones(3)}))
+        found = two.take("forward", number, "0")
+        assert torch.equal(found.tensors["x"], tensor + number)  # type: ignore[arg-type]
+        assert one._arena is not None
+        assert one._arena.held_bytes >= tensor.nbytes
+        held = found.tensors["x"][10:20]  # type: ignore[index]
+        del found
+        assert one._arena.held_bytes >= tensor.nbytes
+        del held
+        assert one._arena.held_bytes == 0
+
+
+def test_a_handler_gets_what_came_before_it(post: Open):
+    keys = Keys.generate()
+    one, two = post(keys), post(keys)
+    one.connect({THERE: two.address})
+    one.send(THERE, Message("forward", 0, "0"))
+    assert wait_for(lambda: two.there(("forward", 0, "0")))
+    heard: list[int] = []
+    two.on("forward", lambda message: heard.append(message.step))
+    one.send(THERE, Message("forward", 1, "0"))
+    assert wait_for(lambda: heard == [0, 1])

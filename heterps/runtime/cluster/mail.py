@@ -1,4 +1,7 @@
-"""How replicas reach each other: a ROUTER socket for what comes, a DEALER socket to each peer, all with CURVE."""
+"""How replicas reach each other: a ROUTER socket for what comes, a DEALER socket to each peer, all with CURVE.
+
+Within a machine large tensors cross in shared memory, and only where they lie travels through the sockets.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -15,6 +19,7 @@ from heterps.errors import HeterPSError
 from heterps.ps.errors import WireError
 from heterps.ps.gate import Gate
 from heterps.ps.keys import Keys, protect
+from heterps.ps.shared import Arena, Offer, View
 from heterps.ps.wire import MAX_FRAME_BYTES
 from heterps.runtime.cluster.layout import Seat
 from heterps.runtime.cluster.messages import Key, Message, decode, encode
@@ -22,32 +27,56 @@ from heterps.runtime.cluster.messages import Key, Message, decode, encode
 log = logging.getLogger("heterps.cluster")
 
 HELD_BYTES = 2 << 30
-"""Messages that wait here to be taken; beyond, nothing more is read, and TCP holds the senders back (assumed: sync
-training has at most two steps of messages under way)."""
+"""Messages that wait here to be taken; beyond, nothing more is read, and TCP holds the senders back (assumed: training
+has a few steps of messages under way)."""
 QUEUED_MESSAGES = 4096
 """Messages that wait for a peer; beyond, sending waits."""
+NARROWED = ("forward", "backward")
+"""Kinds that may travel as bf16."""
 
 
 class PeerLost(HeterPSError):
     """What a replica waits for does not come, or does not leave."""
 
 
-class Mail:
-    """The messages of one replica in one attempt.
+@dataclass(slots=True)
+class _Peer:
+    socket: zmq.Socket[bytes]
+    lock: threading.Lock
+    near: bool
+    """Whether it shares memory with us."""
 
-    One thread of its own takes what comes; `send`, `take` and `first` are for the thread that computes. Messages of
-    other attempts, a second one of the same key and malformed ones are dropped and counted.
+
+class Mail:
+    """The messages of one replica in one attempt; for any threads.
+
+    One thread of its own takes what comes: it hands messages to whoever asked for their kind by `on`, and keeps the
+    others for `take` and `first`. Messages of other attempts, a second one of the same key and malformed ones are
+    dropped and counted.
     """
 
-    def __init__(self, host: str, keys: Keys, attempt: int, *, narrow: bool = False, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        host: str,
+        keys: Keys,
+        attempt: int,
+        *,
+        me: Seat,
+        narrow: bool = False,
+        timeout_s: float = 600.0,
+        share: bool = True,
+    ) -> None:
         """Binds to any free port of `host`; `timeout_s` limits how long one waits for a message."""
-        self._keys, self._attempt, self._narrow, self._timeout_s = keys, attempt, narrow, timeout_s
+        self._keys, self._attempt, self._me, self._narrow, self._timeout_s = keys, attempt, me, narrow, timeout_s
         self.dropped = 0
+        self._arena = Arena() if share else None
+        self._views: dict[Seat, View] = {}
+        self._handlers: dict[str, Callable[[Message], None]] = {}
         self._arrived: dict[Key, Message] = {}
         self._held_bytes = 0
         self._changed = threading.Condition()
         self._stopping = False
-        self._peers: dict[Seat, zmq.Socket[bytes]] = {}
+        self._peers: dict[Seat, _Peer] = {}
         self._inner, self._outer = socket.socketpair()
         self._inner.setblocking(False)
         self._outer.setblocking(False)
@@ -66,28 +95,50 @@ class Mail:
         self._thread.start()
 
     @property
+    def offer(self) -> Offer | None:
+        """By which peers of this machine share its memory; None if it has none to share."""
+        return self._arena.offer if self._arena is not None else None
+
+    @property
     def refused(self) -> int:
         """Peers that came without the attempt's keys."""
         return self._gate.refused
 
-    def connect(self, addresses: Mapping[Seat, str]) -> None:
-        """Says where the peers are."""
+    def connect(self, addresses: Mapping[Seat, str], offers: Mapping[Seat, Offer | None] | None = None) -> None:
+        """Says where the peers are, and what memory they offer to those of their machine."""
         for seat, address in addresses.items():
+            offer = (offers or {}).get(seat)
+            view = View.open(offer) if offer is not None and self._arena is not None else None
+            if view is not None:  # then the peer can map ours as well
+                self._views[seat] = view
             dealer = self._context.socket(zmq.DEALER)
             dealer.linger = 0
             dealer.sndhwm = QUEUED_MESSAGES
             dealer.sndtimeo = int(self._timeout_s * 1e3)
             protect(dealer, address, self._keys, server=False)
             dealer.connect(address)
-            self._peers[seat] = dealer
+            self._peers[seat] = _Peer(dealer, threading.Lock(), view is not None)
 
     def send(self, to: Seat, message: Message) -> None:
-        """Hands a message to the socket of a peer; waits while too many are on their way."""
-        frames = encode(message, self._attempt, narrow=self._narrow and message.kind in ("forward", "backward"))
+        """Hands a message to the socket of a peer; waits while too many are on their way. Do not write to it later."""
+        peer = self._peers[to]
+        narrow = self._narrow and not peer.near and message.kind in NARROWED
+        arena = self._arena if peer.near else None
+        frames = encode(message, self._me, self._attempt, narrow=narrow, arena=arena)
         try:
-            self._peers[to].send_multipart(frames, copy=False)
+            with peer.lock:
+                peer.socket.send_multipart(frames, copy=False)
         except zmq.Again:
             raise PeerLost(f"{to} takes no messages") from None
+
+    def on(self, kind: str, handler: Callable[[Message], None]) -> None:
+        """From now on messages of this kind are handed over as they come, in the thread of the mail."""
+        with self._changed:
+            for key in sorted(key for key in self._arrived if key[0] == kind):
+                message = self._arrived.pop(key)
+                self._held_bytes -= message.nbytes
+                handler(message)
+            self._handlers[kind] = handler
 
     def first(self, keys: Sequence[Key]) -> Message:
         """The first of these that is there, in the order given; waits until one is."""
@@ -97,8 +148,10 @@ class Mail:
             if self._stopping:
                 raise PeerLost("the run ended")
             message = next(self._arrived.pop(key) for key in keys if key in self._arrived)
+            full = self._held_bytes >= HELD_BYTES
             self._held_bytes -= message.nbytes
-        self._wake()
+        if full:
+            self._wake()
         return message
 
     def take(self, kind: str, step: int, part: str) -> Message:
@@ -117,13 +170,16 @@ class Mail:
             self._changed.notify_all()
         self._wake()
         self._thread.join()
-        for dealer in self._peers.values():
-            dealer.close()
+        for peer in self._peers.values():
+            with peer.lock:
+                peer.socket.close()
         self._gate.close()
         self._router.close()
         self._context.term()
         self._inner.close()
         self._outer.close()
+        if self._arena is not None:
+            self._arena.close()
 
     def _any(self, keys: Sequence[Key]) -> bool:
         return any(key in self._arrived for key in keys)
@@ -152,7 +208,7 @@ class Mail:
     def _receive(self) -> None:
         _, *frames = self._router.recv_multipart(copy=False)
         try:
-            attempt, message = decode([frame.buffer for frame in frames])
+            attempt, message = decode([frame.buffer for frame in frames], self._views)
         except WireError as error:
             self._drop(str(error))
             return
@@ -162,10 +218,12 @@ class Mail:
         with self._changed:
             if message.key in self._arrived:
                 self._drop(f"a second message {message.key}")
-                return
-            self._arrived[message.key] = message
-            self._held_bytes += message.nbytes
-            self._changed.notify_all()
+            elif (handler := self._handlers.get(message.kind)) is not None:
+                handler(message)
+            else:
+                self._arrived[message.key] = message
+                self._held_bytes += message.nbytes
+                self._changed.notify_all()
 
     def _drop(self, why: str) -> None:
         self.dropped += 1

@@ -7,11 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heterps.models import Chain
+from heterps.ps.shared import Offer
 from heterps.runtime.cluster.layout import Layout
 from heterps.runtime.settings import Settings
 
 Factory = Callable[[], tuple[Chain, Any]]
 """Makes the chain with its first weights, and the data, equal wherever it is called."""
+
+
+SpanOf = tuple[str, float, float, int, int | None]
+"""A stretch of work: its name as in `heterps.telemetry.WORK`, when it began (seconds since 1970, by the clock of its
+machine), how many seconds it took, its step, and its micro-batch if it has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +31,14 @@ class Work:
     """Activations and their gradients travel as bf16."""
     timeout_s: float = 600.0
     """Longest wait of a replica for another one."""
+    evaluation: Callable[[], Any] | None = None
+    """Makes the held-out data, for the coordinator; called after `factory`."""
+    avoid: tuple[str, ...] = ()
+    """Machines (Ray's ids of nodes) that get no process of the run."""
+    share: bool = True
+    """Whether processes of one machine share memory."""
+    sums: str = "mail"
+    """How dense gradients are added up: mail (with keys), gloo, or nccl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +46,10 @@ class Address:
     """Where a replica is found."""
 
     mail: str
+    offer: Offer | None
+    """Of the memory that it shares with replicas of its machine."""
     rendezvous: tuple[str, int] | None
-    """Where the replicas of its stage meet for all-reduce; of the first one alone."""
+    """Where the replicas of its stage meet for all-reduce; of the first one alone, if they need to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +68,12 @@ class Progress:
     skipped_rows: int
     busy_s: float
     """Seconds of its computing in these steps."""
+    waited_s: float = 0.0
+    """Seconds in which it waited for others in these steps."""
+    aucs: tuple[tuple[int, dict[str, Any]], ...] = ()
+    """(steps done, `auc` at that moment) for each of these steps at which the settings' `log_every` asks for it."""
+    spans: tuple[SpanOf, ...] = ()
+    """What it did when, in these steps; of the first replica of each stage alone."""
 
 
 def for_processes(settings: Settings, *, micro_batches: int) -> Settings:
