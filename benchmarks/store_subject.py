@@ -114,7 +114,9 @@ class Remote(Heterps):
         line = self.server.stdout.readline()
         if not line.startswith("serving at "):
             raise RuntimeError(f"the server did not start: {line!r}")
-        self.client = Client([line.removeprefix("serving at ").strip()], Keys.load(key_file))
+        self.client = Client(
+            [line.removeprefix("serving at ").strip()], Keys.load(key_file), shared=spec.get("shared", True)
+        )
         optimizer = Optimizer(name=spec.get("optimizer", "rowwise-adagrad"), lr=0.01)
         return self.client.table(TableConfig(dim=spec["dim"], optimizer=optimizer))
 

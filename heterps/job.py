@@ -154,6 +154,18 @@ class Engine(_Section):
     shards: int | None = Field(default=None, ge=1, description="parameter servers; else as the plan says")
     wait_minutes: float = Field(default=0.0, ge=0, description="minutes to wait for a cluster that is large enough")
     compress: Literal["bf16"] | None = Field(default=None, description="of activations and gradients between machines")
+    elastic: bool = Field(
+        default=False, description="go on by a smaller plan where machines are lost, and by this one when they are back"
+    )
+    stragglers: Literal["tell", "replace"] = Field(
+        default="tell", description="of replicas that are much slower than the others of their stage"
+    )
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="where to serve metrics for Prometheus; 0 for any port that is free"
+    )
+    metrics_host: str | None = Field(
+        default=None, min_length=1, description="address to serve them on; by default the coordinator's in the cluster"
+    )
 
     @field_validator("name")
     @classmethod
@@ -164,8 +176,9 @@ class Engine(_Section):
 
     @model_validator(mode="after")
     def _only_ray_has_options(self) -> Self:
-        given = sorted(self.model_fields_set - {"name"})
-        if self.name == "local" and any(getattr(self, key) for key in given):
+        kinds = type(self).model_fields
+        given = sorted(key for key in self.model_fields_set if getattr(self, key) != kinds[key].default)
+        if self.name == "local" and given:
             raise ValueError(f"{', '.join(given)}: for engine ray; local has no options")
         return self
 
@@ -213,14 +226,6 @@ class Job(Document):
         if info.field_name == "engine" and isinstance(given, str):
             return {"name": given}
         return {} if given is None else given  # a section whose keys are all commented out
-
-    @model_validator(mode="after")
-    def _engine_can(self) -> Self:
-        if self.engine.name == "ray" and self.train.mode != "sync":
-            raise ValueError("engine ray trains in mode sync; leave train.mode out, or use engine local")
-        if self.engine.name == "ray" and self.eval.every_steps is not None:
-            raise ValueError("engine ray evaluates at the end only; leave eval.every_steps out, or use engine local")
-        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with every default, without what is unset."""

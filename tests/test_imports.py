@@ -15,8 +15,9 @@ import heterps.errors
 PACKAGE = Path(heterps.errors.__file__).parent
 
 ORDER = (
-    "errors", "units", "_callable", "_native", "documents", "plan", "catalog", "schedule", "telemetry", "models",
-    "data", "store", "ps", "runtime", "profile", "report", "job", "loop", "api", "__init__", "cli", "__main__",
+    "errors", "units", "_callable", "_native", "documents", "storage", "plan", "catalog", "schedule", "telemetry",
+    "models", "data", "store", "ps", "runtime", "profile", "report", "job", "loop", "api", "__init__", "cli",
+    "__main__",
 )  # fmt: skip
 """Parts of the package, lowest first. A part imports itself and what stands before it."""
 

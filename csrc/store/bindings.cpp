@@ -2,14 +2,17 @@
 #include "bindings.hpp"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <limits>
+#include <optional>
 #include <stdexcept>
 
 #include "../arrays.hpp"
 #include "hash.hpp"
+#include "shards.hpp"
 #include "slots.hpp"
 #include "table.hpp"
 
@@ -247,6 +250,44 @@ void bind_store(nb::module_& m) {
     kernels(static_cast<int>(dim), Kind::sgd).flat_pull(rows.data(), number.data(), number.size(), out.data(),
                                                         static_cast<int>(dim));
   }, nb::arg("rows").noconvert(), nb::arg("number").noconvert(), nb::arg("out").noconvert());
+  m.def("split", [](Ids ids, std::size_t shards) {
+    if (shards < 1 || ids.size() > kMostSlots) throw std::invalid_argument("at least one shard, fewer than 2^32 ids");
+    std::vector<std::int64_t> grouped(ids.size());
+    std::vector<std::uint32_t> place(ids.size());
+    std::vector<std::size_t> bounds;
+    {
+      nb::gil_scoped_release unlocked;
+      bounds = split(ids.data(), ids.size(), shards, grouped.data(), place.data());
+    }
+    const std::size_t count = ids.size();
+    return nb::make_tuple(array(std::move(grouped), {count}), array(std::move(place), {count}), std::move(bounds));
+  }, nb::arg("ids").noconvert(), nb::arg("shards"));
+  m.def("gather_stretches", [](const std::vector<Floats>& from, Words index, FloatsOut out) {
+    const std::size_t dim = out.shape(1);
+    same(out.size(), index.size() * dim, "rows");
+    std::vector<Stretch<const float>> stretches;
+    for (const Floats& rows : from) {
+      same(rows.size(), rows.shape(0) * dim, "rows");
+      stretches.push_back({rows.data(), rows.shape(0)});
+    }
+    nb::gil_scoped_release unlocked;
+    gather_stretches(stretches, index.data(), index.size(), static_cast<int>(dim), out.data());
+  }, nb::arg("stretches").noconvert(), nb::arg("index").noconvert(), nb::arg("out").noconvert());
+  m.def("sum_stretches", [](Floats grads, Words number, std::optional<Words> place, std::size_t distinct,
+                            const std::vector<FloatsOut>& into) {
+    const std::size_t dim = grads.shape(1);
+    same(grads.size(), number.size() * dim, "gradients");
+    if (place) same(place->size(), distinct, "places");
+    std::vector<Stretch<float>> stretches;
+    for (const FloatsOut& rows : into) {
+      same(rows.size(), rows.shape(0) * dim, "rows");
+      stretches.push_back({rows.data(), rows.shape(0)});
+    }
+    nb::gil_scoped_release unlocked;
+    sum_stretches(grads.data(), number.data(), number.size(), place ? place->data() : nullptr, distinct,
+                  static_cast<int>(dim), stretches);
+  }, nb::arg("grads").noconvert(), nb::arg("number").noconvert(), nb::arg("place").none(), nb::arg("distinct"),
+     nb::arg("stretches").noconvert());
   nb::class_<Slots>(m, "Slots")
       .def(nb::init<>())
       .def("resolve", [](Slots& self, Ids ids, IntsOut slots, IntsOut number) {

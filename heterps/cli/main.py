@@ -22,6 +22,8 @@ from heterps.cli import (
     report,
     run,
     simulate,
+    status,
+    stop,
     train,
     watch,
 )
@@ -36,7 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for module in (init, run, profile, plan, compare, pareto, explain, simulate, catalog, train, evaluate, export, report,
-               watch, calibrate, pretrain):  # fmt: skip
+               watch, status, stop, calibrate, pretrain):  # fmt: skip
     app.command()(getattr(module, module.__name__.rpartition(".")[2]))
 app.add_typer(ps.app)
 

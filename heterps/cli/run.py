@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from heterps.cli.runs import Runs, run_of_name
-from heterps.cli.train import INTERRUPTED, AddressOption, EngineOption, engine_settings, train_job
+from heterps.cli.train import INTERRUPTED, AddressOption, EngineOption, WaitOption, engine_settings, train_job
 
 if TYPE_CHECKING:
     from heterps.loop.planning import Planned
@@ -39,6 +39,7 @@ def run(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard.")] = False,
     engine: EngineOption = None,
     address: AddressOption = None,
+    wait: WaitOption = None,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with a run of that name, or start a fresh one.")
     ] = True,
@@ -51,7 +52,7 @@ def run(
     from heterps.job import Job
     from heterps.loop.planning import choose
 
-    changed = [*(settings or ()), *engine_settings(engine, address)]
+    changed = [*(settings or ()), *engine_settings(engine, address, wait)]
     job = Job.load(job_file).with_values(changed, source=job_file)
     directory = run_of_name(Path(runs), name if name is not None else Path(job_file).stem, fresh=not resume)
     catalog = catalogs.load()
@@ -73,19 +74,32 @@ def run(
     files |= {"profile.json": planned.problem.profile.to_text(), "cluster.yaml": planned.problem.cluster.to_text(),
               "measurement.json": measured.to_text()}  # fmt: skip
     from heterps.loop.comparing import with_prediction
+    from heterps.loop.replanning import Replanner
 
     result = train_job(
         job, directory, plan=planned.plan, devices={}, trace=trace, tensorboard=tensorboard, resume=resume, files=files,
         on_log=watch_drift(job, measured, planned, catalog, directory.path),
-        complete=lambda found: with_prediction(found, planned),
+        complete=lambda found: with_prediction(found, planned) if _ran(planned, found) else found,
+        plan_for=Replanner(planned.problem),
     )  # fmt: skip
-    _show_outcome(planned, result, tolerance=job.plan.tolerance, name=directory.name)
+    if _ran(planned, result):
+        _show_outcome(planned, result, tolerance=job.plan.tolerance, name=directory.name)
+    else:
+        from heterps.cli.summary import show_result
+
+        show_result(directory, result)
     _report(directory.path)
     if result.stopped == "interrupted":
         again = ["heterps", "run", job_file, "--name", directory.name, *(["--here"] if here else [])]
         again += [*(["--runs", runs] if runs != "runs" else []), *(w for one in settings or () for w in ("--set", one))]
+        again += [*(["--engine", engine] if engine else []), *(["--address", address] if address else [])]
         sys.stderr.write(f"heterps: interrupted and saved at step {result.steps}; go on with: {shlex.join(again)}\n")
         raise typer.Exit(INTERRUPTED)
+
+
+def _ran(planned: Planned, result: Result) -> bool:
+    """Whether a run ended by the plan it began with: one that lost machines may have gone on by another."""
+    return result.plan is None or result.plan.stages == planned.plan.stages
 
 
 def _agreed() -> bool:

@@ -16,11 +16,14 @@ from heterps.errors import HeterPSError, InvalidInput
 
 if TYPE_CHECKING:
     from heterps.job import Job
+    from heterps.storage import Place, Url
 
 LATEST = "latest"
+JOB_FILE = "job.yaml"
 Runs = Annotated[str, typer.Option(metavar="DIR", help="Where runs are kept.")]
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name, its directory, or that of a checkpoint; or latest.")
+    str,
+    typer.Argument(metavar="RUN", help="A run's name, its directory, or that of a checkpoint (or its URL); or latest."),
 ]
 
 
@@ -38,23 +41,25 @@ class Run:
     @property
     def job_file(self) -> Path:
         """The job as it was run."""
-        return self.path / "job.yaml"
+        return self.path / JOB_FILE
 
     @property
     def result_file(self) -> Path:
         """What the run gave."""
         return self.path / "result.json"
 
-    def checkpoints(self, job: Job) -> Path:
+    def checkpoints(self, job: Job) -> Place:
         """Where its checkpoints are: in it, unless the job says otherwise."""
-        return Path(job.checkpoint.path) if job.checkpoint.path is not None else self.path / "checkpoints"
+        from heterps.storage import place
+
+        return place(job.checkpoint.path) if job.checkpoint.path is not None else self.path / "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """A checkpoint, and the job it belongs to, if that is known."""
 
-    checkpoint: Path
+    checkpoint: Place
     job: Job | None
 
 
@@ -84,8 +89,18 @@ def opened(run: Run) -> Iterator[None]:
 
 def find(text: str, root: Path) -> Found:
     """The newest checkpoint of a run (by name or directory), of a directory of checkpoints, or the one named."""
-    from heterps.job import Job
     from heterps.runtime.restore import newest_checkpoint
+
+    where, job = _find_in_storage(text) if "://" in text else _find_here(text, root)
+    checkpoint = newest_checkpoint(where)
+    if checkpoint is None:
+        raise InvalidInput(f"{where}: no checkpoint there yet; train first, or name another directory")
+    return Found(checkpoint, job)
+
+
+def _find_here(text: str, root: Path) -> tuple[Place, Job | None]:
+    """Where checkpoints of a run or a directory are, and the job above them."""
+    from heterps.job import Job
 
     path = next((path for path in (Path(text), root / text) if path.is_dir()), None)
     if path is None:
@@ -94,10 +109,36 @@ def find(text: str, root: Path) -> Found:
     run = next((Run(each) for each in (path, *path.parents[:2]) if Run(each).job_file.is_file()), None)
     job = None if run is None else Job.load(run.job_file)
     where = run.checkpoints(job) if run is not None and job is not None and run.path == path else path
-    checkpoint = newest_checkpoint(where)
-    if checkpoint is None:
-        raise InvalidInput(f"{where}: no checkpoint there yet; train first, or name another directory")
-    return Found(checkpoint, job)
+    return where, job
+
+
+def _find_in_storage(text: str) -> tuple[Place, Job | None]:
+    """The same for a URL, where the job lies beside the checkpoints."""
+    from heterps.storage import Url, place
+
+    where = place(text)
+    if not isinstance(where, Url):
+        return _find_here(str(where), where)
+    return where, kept_job(where) or kept_job(where.parent)
+
+
+def keep_job(job: Job, checkpoints: Url) -> None:
+    """Puts the job beside checkpoints in storage: they can then be used without the run's directory."""
+    from heterps.storage import to_write
+
+    with to_write(checkpoints / JOB_FILE) as local:
+        job.save(local)
+
+
+def kept_job(checkpoints: Url) -> Job | None:
+    """What `keep_job` put there."""
+    from heterps.job import Job
+    from heterps.storage import to_read
+
+    if not (checkpoints / JOB_FILE).is_file():
+        return None
+    with to_read(checkpoints / JOB_FILE) as local:
+        return Job.load(local)
 
 
 @contextmanager

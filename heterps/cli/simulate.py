@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heterps.cli import options as o
+from heterps.errors import InvalidInput
 
 if TYPE_CHECKING:
     from heterps.schedule.problem import Problem
-    from heterps.schedule.simulation import Rung, Simulation
+    from heterps.schedule.simulation import Point, Rung, Simulation
 
 
 def simulate(
@@ -36,13 +37,27 @@ def simulate(
         int | None, typer.Option(help="Steps that may run ahead; as many as keep stages busy if left out, 0 for sync.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps simulated event by event, once the pipeline is full.")] = 200,
+    units: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Efficiency on other numbers of units, such as 1,10,100,1000."),
+    ] = None,
+    fixed_server: Annotated[
+        bool, typer.Option("--fixed-server", help="With --units: the server stays as the plan has it.")
+    ] = False,
+    grow_batch: Annotated[
+        bool, typer.Option("--grow-batch", help="With --units: the batch grows with them, the first has the profile's.")
+    ] = False,
     seed: o.Seed = 0,
     json: o.Json = False,
+    plot: o.Plot = None,
 ) -> None:
-    """Simulate a plan: what jitter, shared links, draining and failures cost, beside the closed form."""
+    """Simulate a plan: what jitter, shared links, draining and failures cost, beside the closed form.
+
+    With --units: how the plan scales, and what limits it.
+    """
     from heterps.plan import Plan
     from heterps.schedule.planner import check_fresh, goal_of
-    from heterps.schedule.simulation import Conditions, simulate_plan, what_it_costs
+    from heterps.schedule.simulation import Conditions, scale, simulate_plan, what_it_costs
 
     plan = Plan.load(plan_file)
     problem = o.make_problem(profile, cluster_file, model, cluster, goal_of(plan))
@@ -52,12 +67,52 @@ def simulate(
         checkpoint_every_s=checkpoint_every_s, checkpoint_s=checkpoint_s, hours=hours, micro_batches=micro_batches,
         staleness=staleness, steps=steps, seed=seed,
     )  # fmt: skip
+    if units is not None:
+        points = scale(
+            problem, plan, conditions, _numbers(units), fixed_server=fixed_server, grow_batch=grow_batch
+        )  # fmt: skip
+        _show_scale(problem, points, plot=plot, json=json)
+        return
+    if fixed_server or grow_batch or plot is not None:
+        raise InvalidInput("--fixed-server, --grow-batch and --plot go with --units, such as --units 1,10,100,1000")
     result = simulate_plan(problem, plan, conditions)
     rungs = what_it_costs(problem, plan, conditions)
     if json:
         typer.echo(json_module.dumps(_as_dict(result, rungs, conditions), indent=1))
         return
     _show(problem, result, rungs)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace("_", "").split(",")]
+    except ValueError:
+        raise InvalidInput(f"--units is {text!r}; it must be whole numbers with commas, such as 1,10,100") from None
+
+
+def _show_scale(problem: Problem, points: tuple[Point, ...], *, plot: str | None, json: bool) -> None:
+    if plot is not None:
+        from heterps.report.plots import plot_scale
+
+        plot_scale({problem.profile.model: points}, plot)
+    if json:
+        typer.echo(json_module.dumps([asdict(point) for point in points], indent=1))
+        return
+    from rich.console import Console
+
+    from heterps.report.tables import table
+    from heterps.units import format_rate, format_share
+
+    title = f"{problem.profile.model}: the plan on other numbers of units"
+    made = table(title, "limit", "it takes", "units", "server", "batch", "throughput", "efficiency", left=1)
+    for point in points:
+        made.add_row(
+            point.limit or "none", format_share(point.limit_costs), f"{point.units:,}", f"{point.server_units:,}",
+            f"{point.batch_size:,}", format_rate(point.throughput), format_share(point.efficiency),
+        )  # fmt: skip
+    Console().print(made)
+    if plot is not None:
+        typer.echo(f"plot written to {plot}")
 
 
 def _as_dict(result: Simulation, rungs: tuple[Rung, ...], conditions: object) -> dict[str, Any]:

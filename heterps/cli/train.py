@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heterps.cli.options import Json
-from heterps.cli.runs import Run, Runs, opened, run_of_name, writing
+from heterps.cli.runs import Run, Runs, keep_job, kept_job, opened, run_of_name, writing
 from heterps.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from heterps.models import Chain
     from heterps.plan import Plan
     from heterps.runtime import Result, Settings
+    from heterps.storage import Url
     from heterps.telemetry import Recorder
 
 INTERRUPTED = 130
@@ -30,6 +32,12 @@ EngineOption = Annotated[
 ]
 AddressOption = Annotated[
     str | None, typer.Option("--address", metavar="ADDRESS", help="Of a running Ray cluster, or auto, for engine ray.")
+]
+
+
+WaitOption = Annotated[
+    float | None,
+    typer.Option("--wait", metavar="MINUTES", min=0, help="Wait for a cluster that holds the plan, for engine ray."),
 ]
 
 
@@ -51,6 +59,7 @@ def train(
     ] = None,
     engine: EngineOption = None,
     address: AddressOption = None,
+    wait: WaitOption = None,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with a run of that name, or start a fresh one.")
     ] = True,
@@ -60,7 +69,7 @@ def train(
     """Train a model as a job file says; an interrupted run goes on where it was."""
     from heterps.job import Job
 
-    changed = [*(settings or ()), *engine_settings(engine, address)]
+    changed = [*(settings or ()), *engine_settings(engine, address, wait)]
     job = Job.load(job_file).with_values(changed, source=job_file)
     plan = _plan(job, plan_file)
     run = run_of_name(Path(runs), name if name is not None else Path(job_file).stem, fresh=not resume)
@@ -79,7 +88,7 @@ def train(
         for option, values in (
             ("--plan", [plan_file] if plan_file else []), ("--runs", [runs] if runs != "runs" else []),
             ("--set", settings or []), ("--devices", devices or []), ("--engine", [engine] if engine else []),
-            ("--address", [address] if address else []),
+            ("--address", [address] if address else []), ("--wait", [f"{wait:g}"] if wait is not None else []),
         ):  # fmt: skip
             again += [word for value in values for word in (option, value)]
         sys.stderr.write(f"heterps: interrupted and saved at step {result.steps}; go on with: {shlex.join(again)}\n")
@@ -99,15 +108,18 @@ def train_job(
     files: Mapping[str, str] = MappingProxyType({}),
     on_log: Callable[[Recorder, int, float], None] | None = None,
     complete: Callable[[Result], Result] = lambda result: result,
+    plan_for: Callable[[Mapping[str, int]], Plan | None] | None = None,
 ) -> Result:
     """Trains a job in a run's directory, and leaves there what it gave. All that can be refused is refused first.
 
     `files` are further ones for the directory, by name. `on_log` is called as the run goes on (see
-    `heterps.runtime.Settings.on_log`), `complete` adds to the result before it is written.
+    `heterps.runtime.Settings.on_log`), `complete` adds to the result before it is written. `plan_for` makes a plan for
+    what is left of a cluster that lost machines.
     """
     import torch
 
     from heterps.runtime import placement
+    from heterps.runtime.trainer import Trainer
 
     if job.engine.name == "ray" and plan is None:
         raise InvalidInput("engine ray runs a plan: give one (--plan plan.json), or use heterps run, which makes one")
@@ -126,48 +138,66 @@ def train_job(
         names = {stage.number: f"{stage.type} × {stage.units}" for stage in stages}
         with _recorder(run, names, trace=trace, tensorboard=tensorboard, append=resumed) as recorder:
             settings = job.settings(
-                checkpoints=run.checkpoints(job), evaluation=held_out, recorder=recorder, devices=devices,
+                checkpoints=str(run.checkpoints(job)), evaluation=held_out, recorder=recorder, devices=devices,
                 progress=not quiet, resume=resume, on_log=None if on_log is None else partial(on_log, recorder),
             )  # fmt: skip
-            result = complete(_run(job, chain, data, plan, settings))
+            if on_ray and plan is not None:
+                found = _run_on_ray(job, run, chain, plan, settings, plan_for)
+            else:
+                found = Trainer(chain, data, plan, settings).run()
+            result = complete(found)
         if result.losses or not run.result_file.exists():  # a run that was complete keeps its result
             with writing(run.result_file):
                 result.save(run.result_file)
     return result
 
 
-def engine_settings(engine: str | None, address: str | None) -> list[str]:
+def engine_settings(engine: str | None, address: str | None, wait: float | None) -> list[str]:
     """The options as settings of a job; an address is one of Ray."""
     name = engine or ("ray" if address is not None else None)
     given = [] if name is None else [f"engine.name={name}"]
-    return given + ([] if address is None else [f"engine.address={address}"])
+    given += [] if address is None else [f"engine.address={address}"]
+    return given + ([] if wait is None else [f"engine.wait_minutes={wait}"])
 
 
-def _run(job: Job, chain: Chain, data: Any, plan: Plan | None, settings: Settings) -> Result:
-    if job.engine.name == "local" or plan is None:
-        from heterps.runtime.trainer import Trainer
-
-        return Trainer(chain, data, plan, settings).run()
+def _run_on_ray(job: Job, run: Run, chain: Chain, plan: Plan, settings: Settings, plan_for: Any) -> Result:
     from heterps.runtime.cluster.engine import train_on_ray
 
-    engine = job.engine
+    engine, told = job.engine, (job.to_dict(), str(Path.cwd()))
+    held_out = partial(held_out_of_job, *told) if settings.evaluation is not None else None
     return train_on_ray(
-        chain, partial(from_job, job.to_dict(), str(Path.cwd())), plan, settings, address=engine.address,
-        replicas=engine.replicas, shards=engine.shards, wait_s=60 * engine.wait_minutes,
-        narrow=engine.compress == "bf16",
+        chain, partial(from_job, *told), plan, replace(settings, evaluation=held_out), address=engine.address,
+        name=run.name, replicas=engine.replicas, shards=engine.shards, wait_s=60 * engine.wait_minutes,
+        narrow=engine.compress == "bf16", elastic=engine.elastic, stragglers=engine.stragglers, plan_for=plan_for,
+        metrics_port=engine.metrics_port, metrics_host=engine.metrics_host,
+        say=lambda line: _say(line) if settings.progress else None,
     )  # fmt: skip
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"heterps: {line}\n")
 
 
 def from_job(data: dict[str, Any], directory: str) -> tuple[Chain, Any]:
     """The model and the data of a job, in a process of the cluster; paths and modules are found as in `directory`."""
+    job = _job_in(data, directory)
+    source, _ = job.sources()
+    return job.build(source), source
+
+
+def held_out_of_job(data: dict[str, Any], directory: str) -> Any:
+    """The rows that a job holds out, in a process of the cluster."""
+    return _job_in(data, directory).sources()[1]
+
+
+def _job_in(data: dict[str, Any], directory: str) -> Job:
     from heterps.job import Job
 
     if Path(directory).is_dir():
         os.chdir(directory)
-        sys.path.insert(0, directory)
-    job = Job.from_dict(data)
-    source, _ = job.sources()
-    return job.build(source), source
+        if directory not in sys.path:
+            sys.path.insert(0, directory)
+    return Job.from_dict(data)
 
 
 def parse_devices(given: Sequence[str]) -> dict[str, str]:
@@ -203,11 +233,16 @@ def _begin(job: Job, run: Run, plan: Plan | None, files: Mapping[str, str]) -> b
 
     from heterps.job import Job
     from heterps.runtime.restore import newest_checkpoint
+    from heterps.storage import Url
     from heterps.telemetry.environment import describe_environment
 
-    resumed = newest_checkpoint(run.checkpoints(job)) is not None
+    checkpoints = run.checkpoints(job)
+    resumed = newest_checkpoint(checkpoints) is not None
     if resumed and run.job_file.exists():
         job.check_resumes(Job.load(run.job_file), run=run.name)
+    if isinstance(checkpoints, Url):
+        _check_kept(job, checkpoints, resumed=resumed)
+        keep_job(job, checkpoints)  # which also shows at once whether they can be written
     with writing(run.path):
         job.save(run.job_file)
         plan_copy = run.path / "plan.json"
@@ -220,6 +255,19 @@ def _begin(job: Job, run: Run, plan: Plan | None, files: Mapping[str, str]) -> b
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     return resumed
+
+
+def _check_kept(job: Job, checkpoints: Url, *, resumed: bool) -> None:
+    """Checkpoints in storage may be those of a run that this machine knows nothing of."""
+    kept = kept_job(checkpoints) if resumed else None
+    if kept is None:
+        return
+    try:
+        job.check_resumes(kept, run="there")
+    except InvalidInput:
+        raise InvalidInput(
+            f"{checkpoints} holds checkpoints of a job with another model, data or seed; choose another checkpoint.path"
+        ) from None
 
 
 def _recorder(run: Run, stages: dict[int, str], *, trace: bool, tensorboard: bool, append: bool) -> Recorder:

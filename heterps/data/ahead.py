@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -77,8 +77,10 @@ class Ahead(Generic[T]):
     An error in the source is raised where its item would have come. The thread ends when this is closed or forgotten.
     """
 
-    def __init__(self, source: Any, *, depth: int) -> None:
+    def __init__(self, source: Any, *, depth: int, stop: Callable[[], None] | None = None) -> None:
+        """Starts the thread; `stop` is called on closing before the end, and frees a source that waits for others."""
         self._channel: _Channel[T] = _Channel(depth)
+        self._stop = stop
         self._thread = threading.Thread(
             target=_make, args=(source, self._channel), name="heterps-read-ahead", daemon=True
         )
@@ -93,6 +95,8 @@ class Ahead(Generic[T]):
     def close(self) -> None:
         """Stops the thread; waits a few seconds for the item it is making, then leaves it to end by itself."""
         self._channel.close()
+        if self._stop is not None and not self._channel.ended:
+            self._stop()
         if self._thread is not threading.current_thread():
             self._thread.join(_PATIENCE_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
@@ -28,12 +29,13 @@ class Criteo(TextSource):
     _: KW_ONLY
     transform: Transform = "log"
 
-    def layout(self, file: File) -> Layout:
+    def layout(self, file: File, columns: Collection[str]) -> Layout:
         """The same for every file."""
+        kind = Kind.ID if "ids" in columns else Kind.SKIP
         fields = [
             (Kind.CLICK, 0, 0),
             *((Kind.INTEGER, column, 0) for column in range(len(DENSE))),
-            *((Kind.ID, column, slot_key(name)) for column, name in enumerate(SPARSE)),
+            *((kind, column, slot_key(name)) for column, name in enumerate(SPARSE)),
         ]
         text_format = _native.TextFormat(
             fields=[(int(kind), column, key) for kind, column, key in fields],

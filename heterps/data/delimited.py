@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
@@ -46,13 +46,14 @@ class Csv(TextSource, TableSource):
         if self.column_names is not None:
             self.check_columns(self.column_names, "column_names")
 
-    def layout(self, file: File) -> Layout:
+    def layout(self, file: File, columns: Collection[str]) -> Layout:
         """By the file's own header, so that files may order their columns differently."""
         names, begin = (self.column_names, 0) if self.column_names is not None else self._header(file)
         if begin or self.column_names is not None:
             self.check_columns(names, file.path)
+        bags = [name for name in self.multi if name in columns or not self.hash]
         text_format = _native.TextFormat(
-            fields=[self._field(name) for name in names],
+            fields=[self._field(name, bags, ids=not self.hash or "ids" in columns) for name in names],
             separator=self.separator,
             inner=self.multi_separator,
             quotes=self.quotes,
@@ -60,7 +61,7 @@ class Csv(TextSource, TableSource):
             missing=self.missing,
         )
         labelled = self.label is not None
-        return Layout(text_format, names, self.separator, tuple(self.multi), labelled, begin=begin)
+        return Layout(text_format, names, self.separator, bags, labelled, begin=begin)
 
     def _header(self, file: File) -> tuple[list[str], int]:
         data = ForwardBytes(file)
@@ -77,13 +78,14 @@ class Csv(TextSource, TableSource):
             return (text.split(self.separator) if text else []), len(line)
         return next(csv.reader([text], delimiter=self.separator), []), len(line)
 
-    def _field(self, name: str) -> tuple[int, int, int]:
+    def _field(self, name: str, bags: list[str], *, ids: bool) -> tuple[int, int, int]:
+        """What a field becomes. Whole numbers are read even if they are not wanted: others make a row malformed."""
         if name == self.label:
             return int(Kind.LABEL), 0, 0
         if name in self.dense:
             return int(Kind.NUMBER), list(self.dense).index(name), 0
-        if name in self.sparse:
+        if name in self.sparse and ids:
             return int(Kind.ID if self.hash else Kind.RAW_ID), list(self.sparse).index(name), slot_key(name)
-        if name in self.multi:
-            return int(Kind.BAG if self.hash else Kind.RAW_BAG), list(self.multi).index(name), slot_key(name)
+        if name in bags:
+            return int(Kind.BAG if self.hash else Kind.RAW_BAG), bags.index(name), slot_key(name)
         return int(Kind.SKIP), 0, 0

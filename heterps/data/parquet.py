@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from heterps.data import arrow, rows
 from heterps.data.files import File, reading
 from heterps.data.filesource import TableSource, check_whole, fingerprint, order_of
 from heterps.data.hashing import key_of
-from heterps.data.reader import Part, Place
+from heterps.data.reader import Part, Pass, Place
 from heterps.data.rows import Columns
 from heterps.data.spans import Run, one_pass
 
@@ -54,12 +54,19 @@ class Parquet(TableSource):
                 runs += [Run(number, g, 0, metadata.row_group(g).num_rows) for g in range(metadata.num_row_groups)]
         return runs
 
-    def make_pass(self, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int]) -> ParquetPass:
+    def make_pass(
+        self, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int], columns: Collection[str]
+    ) -> ParquetPass:
         """One reader's way through the row groups."""
-        return ParquetPass(self, seed=seed, shuffle=shuffle, shard=shard)
+        return ParquetPass(self, seed=seed, shuffle=shuffle, shard=shard, columns=columns)
 
-    def decode(self, batch: Any) -> tuple[Columns, NDArray[np.bool_]]:
-        """Columns of a record batch, and which of its rows are sound."""
+    def needed(self, columns: Collection[str]) -> list[str]:
+        """What is read of the files for these columns of batches: numbers always, as they can make a row malformed."""
+        ids = {*(self.sparse if "ids" in columns else ()), *(name for name in self.multi if name in columns)}
+        return [name for name in self.declared if name == self.label or name in self.dense or name in ids]
+
+    def decode(self, batch: Any, columns: Collection[str]) -> tuple[Columns, NDArray[np.bool_]]:
+        """These columns of a record batch, and which of its rows are sound."""
         size = batch.num_rows
         sound = np.ones(size, dtype=np.bool_)
         dense = np.empty((size, len(self.dense)), dtype=np.float32)
@@ -70,23 +77,30 @@ class Parquet(TableSource):
             if self.transform == "log":
                 values = np.log1p(np.maximum(values, 0))
             dense[:, at] = np.where(absent, self.missing, values)
-        ids = np.empty((size, len(self.sparse)), dtype=np.int64)
-        for at, name in enumerate(self.sparse):
+        sparse = self.sparse if "ids" in columns else ()
+        ids = np.empty((size, len(sparse)), dtype=np.int64)
+        for at, name in enumerate(sparse):
             arrow.ids(batch.column(name), name, hashed=self.hash, out=ids[:, at])
-        bags = {name: arrow.bags(batch.column(name), name, hashed=self.hash) for name in self.multi}
+        multi = [name for name in self.multi if name in columns]
+        bags = {name: arrow.bags(batch.column(name), name, hashed=self.hash) for name in multi}
         label = None
         if self.label is not None:
             exact = arrow.numbers(batch.column(self.label))
             sound &= np.isfinite(exact)
             label = exact.astype(np.float32)
-        return rows.columns_of(label, dense, ids, bags), sound
+        return rows.some(rows.columns_of(label, dense, ids, bags), columns), sound
 
 
-class ParquetPass:
-    """Row groups in random order; shards cut through them, so a row group on a boundary is read by both sides."""
+class ParquetPass(Pass):
+    """Row groups in random order; shards cut through them, so a row group on a boundary is read by both sides.
 
-    def __init__(self, source: Parquet, *, seed: int, shuffle: bool, shard: tuple[int, int]) -> None:
-        self._source, self._shard = source, shard
+    The parts of a row group that is larger than what is shuffled together make a section.
+    """
+
+    def __init__(
+        self, source: Parquet, *, seed: int, shuffle: bool, shard: tuple[int, int], columns: Collection[str]
+    ) -> None:
+        self._source, self._shard, self._columns = source, shard, columns
         self._seed, self._shuffle = seed, shuffle
         self.fingerprint = fingerprint(source, source.files, seed=seed, shuffle=shuffle, shard=shard)
         self._first: list[int] = []  # for each row group the row number of its first row in its file
@@ -95,19 +109,32 @@ class ParquetPass:
             self._first.append(self._first[-1] + before.end if same and before is not None else 0)
         self._number = {(run.file, run.group): number for number, run in enumerate(source.row_groups)}
 
-    def parts(self, epoch: int, place: Place) -> Generator[Part]:
-        """See `Pass.parts`. Places: (part,)."""
-        source, key = self._source, key_of(self._seed, epoch) if self._shuffle else None
-        runs, most = source.row_groups, source.shuffle_rows
-        plan = one_pass(runs, key=key, shard=self._shard, most=most, together=most if key is not None else 1)
-        scan = _Scan(source)
+    def sections(self, epoch: int, place: Place) -> Iterator[Place]:
+        """See `Pass.sections`. Places: (part,)."""
+        plan, first = self._plan(epoch), place[0] if place else 0
+        return ((number,) for number in range(first, len(plan)) if number == first or not _goes_on(plan, number))
+
+    def decode(self, epoch: int, places: Iterable[Place]) -> Generator[Part]:
+        """See `Pass.decode`."""
+        plan, scan = self._plan(epoch), _Scan(self._source, self._source.needed(self._columns))
         try:
-            for number in range(place[0] if place else 0, len(plan)):
-                yield self._part(number, plan[number], scan, None if key is None else key_of(key, number))
+            for (number,) in places:
+                last = False
+                while not last:
+                    last = number + 1 == len(plan) or not _goes_on(plan, number + 1)
+                    yield self._part(epoch, number, plan[number], scan, last=last)
+                    number += 1
         finally:
             scan.close()
 
-    def _part(self, number: int, runs: list[Run], scan: _Scan, key: int | None) -> Part:
+    def _plan(self, epoch: int) -> list[list[Run]]:
+        """The stretches of row groups that are read together in an epoch."""
+        runs, most = self._source.row_groups, self._source.shuffle_rows
+        key = key_of(self._seed, epoch) if self._shuffle else None
+        return one_pass(runs, key=key, shard=self._shard, most=most, together=most if self._shuffle else 1)
+
+    def _part(self, epoch: int, number: int, runs: list[Run], scan: _Scan, *, last: bool) -> Part:
+        key = key_of(key_of(self._seed, epoch), number) if self._shuffle else None
         decoded = [one for run in runs for one in self._decode(scan, run)]
         keys = np.concatenate([keys for _, keys, _ in decoded])
         sound = np.concatenate([sound for _, _, sound in decoded])
@@ -117,13 +144,13 @@ class ParquetPass:
         if not sound.all():
             order = np.flatnonzero(sound) if order is None else np.flatnonzero(sound)[order]
             bad = [self._describe(runs, int(at)) for at in np.flatnonzero(~sound)]
-        return Part((number,), (number + 1,), columns, order, bad)
+        return Part((number,), (number + 1,), columns, order, bad, last)
 
     def _decode(self, scan: _Scan, run: Run) -> Generator[tuple[Columns, Any, Any]]:
         file, at = self._source.files[run.file], self._first_row(run)
         for batch in scan.rows(run):
             with reading(file.path):
-                columns, sound = self._source.decode(batch)
+                columns, sound = self._source.decode(batch, self._columns)
             keys = np.arange(at, at + len(sound), dtype=np.uint64) + np.uint64(file.key)
             at += len(sound)
             yield columns, keys, sound
@@ -139,6 +166,12 @@ class ParquetPass:
         raise AssertionError("a row of another part")
 
 
+def _goes_on(plan: list[list[Run]], number: int) -> bool:
+    """Whether a part begins within a row group, where the part before it ended."""
+    before, first = plan[number - 1][-1], plan[number][0]
+    return (before.file, before.group, before.end) == (first.file, first.group, first.begin)
+
+
 def _says(file: File, row: int) -> str:
     return f"{file.path}, row {row}: the label is missing, or a number is not finite"
 
@@ -146,8 +179,8 @@ def _says(file: File, row: int) -> str:
 class _Scan:
     """Rows of row groups. A stretch that follows the last one goes on where that ended."""
 
-    def __init__(self, source: Parquet) -> None:
-        self._source = source
+    def __init__(self, source: Parquet, columns: list[str]) -> None:
+        self._source, self._columns = source, columns
         self._where: tuple[int, int, int] | None = None
         self._opened: dict[int, tuple[Any, Any]] = {}
         self._batches: Any = None
@@ -164,7 +197,7 @@ class _Scan:
 
     def _start(self, run: Run) -> None:
         self._batches = self._open(run.file).iter_batches(
-            batch_size=_DECODED_ROWS, row_groups=[run.group], columns=self._source.declared, use_threads=False
+            batch_size=_DECODED_ROWS, row_groups=[run.group], columns=self._columns, use_threads=False
         )
         self._left = None
         for _ in self._take(run.begin):

@@ -10,7 +10,8 @@ from heterps.errors import InvalidInput
 class _Prefetched(Reader):
     def __init__(self, reader: Reader, depth: int) -> None:
         self._reader = reader
-        self._reads: Ahead[Read] = Ahead(reader, depth=depth)
+        stop = reader.stop if isinstance(reader, PartReader) else None
+        self._reads: Ahead[Read] = Ahead(reader, depth=depth, stop=stop)
 
     @property
     def skipped(self) -> int:

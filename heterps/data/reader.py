@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
@@ -66,6 +66,8 @@ class Part:
     """The rows to give, in this order; None: all of them as they lie."""
     bad: Sequence[Callable[[], str]] = ()
     """For each malformed row, what says where and why."""
+    last: bool = True
+    """Whether its section ends with it."""
 
     def __len__(self) -> int:
         if self.order is not None:
@@ -78,8 +80,8 @@ class Part:
         return rows.take(self.columns, chosen)
 
 
-class Pass(Protocol):
-    """One reader's way through its source: which parts an epoch has, for this shard, seed and split."""
+class Way(Protocol):
+    """Where a reader has its parts from."""
 
     @property
     def fingerprint(self) -> str:
@@ -90,13 +92,42 @@ class Pass(Protocol):
         """The parts of an epoch from a place on."""
         ...
 
+    def stop(self, error: Exception | None = None) -> None:
+        """No more parts are needed, as of an error in those that came: nobody waits for others from now on."""
+        ...
+
+
+class Pass(ABC):
+    """One reader's way through its source: which parts an epoch has, for this shard, seed and split.
+
+    Parts that can be decoded only one after the other, as those of a compressed file, make a section; where sections
+    begin is known without reading data. Most parts are a section of their own.
+    """
+
+    fingerprint: str
+
+    @abstractmethod
+    def sections(self, epoch: int, place: Place) -> Iterator[Place]:
+        """Where the sections of an epoch begin, from a place on; the first one begins there, maybe within one."""
+
+    @abstractmethod
+    def decode(self, epoch: int, places: Iterable[Place]) -> Generator[Part]:
+        """The parts of the sections at these places, each from there to its end."""
+
+    def parts(self, epoch: int, place: Place) -> Generator[Part]:
+        """See `Way.parts`."""
+        return self.decode(epoch, self.sections(epoch, place))
+
+    def stop(self, error: Exception | None = None) -> None:  # noqa: B027
+        """See `Way.stop`; a pass waits for nobody."""
+
 
 class PartReader(Reader):
     """Cuts the parts of a pass into batches. A batch never crosses the end of an epoch."""
 
     def __init__(
         self,
-        way: Pass,
+        way: Way,
         *,
         batch_size: int,
         epochs: int | None,
@@ -122,6 +153,10 @@ class PartReader(Reader):
         """From now on the next part is decoded while this one is given out; holds one part more in memory."""
         self._ahead = 1
 
+    def stop(self) -> None:
+        """What is being read is not needed any more; call `close` then."""
+        self._way.stop()
+
     def __next__(self) -> Read:
         return next(self._reads)
 
@@ -146,7 +181,7 @@ class PartReader(Reader):
         held, position = 0, {}
         parts: Any = self._way.parts(epoch, place)
         if self._ahead:
-            parts = Ahead(parts, depth=self._ahead)
+            parts = Ahead(parts, depth=self._ahead, stop=self._way.stop)
         with closing(parts):
             for part in parts:
                 before = {"skipped": self._skipped, "bad": self._bad}
@@ -172,7 +207,9 @@ class PartReader(Reader):
         if self._bad + len(part.bad) > self._limit:
             says = part.bad[self._limit - self._bad]()
             rule = f"more than max_bad_rows={self._limit} malformed rows" if self._limit else "a malformed row"
-            raise HeterPSError(f"{says} ({rule}; mend it or raise max_bad_rows)")
+            error = HeterPSError(f"{says} ({rule}; mend it or raise max_bad_rows)")
+            self._way.stop(error)
+            raise error
         self._bad += len(part.bad)
         self._skipped += len(part.bad)
 

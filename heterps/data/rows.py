@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -66,6 +66,11 @@ def columns_of(
 def count(columns: Columns) -> int:
     """Rows of the columns; none if there is no column."""
     return len(next(iter(columns.values()), ()))
+
+
+def some(columns: Columns, names: Collection[str]) -> Columns:
+    """Those of these names."""
+    return {name: column for name, column in columns.items() if name in names}
 
 
 def take(columns: Columns, rows: Int64s | slice) -> Columns:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
 from typing import Protocol, Self
 
-from heterps.data.reader import PartReader, Pass, Position, Reader
+from heterps.data.reader import PartReader, Pass, Position, Reader, Way
 from heterps.data.split import Split
 from heterps.errors import InvalidInput
 
@@ -54,9 +55,16 @@ class Passes(ABC):
     splits: tuple[Split, ...]
     max_bad_rows: int
 
+    @property
     @abstractmethod
-    def make_pass(self, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int]) -> Pass:
-        """One reader's way through the source."""
+    def columns(self) -> tuple[str, ...]:
+        """What a batch holds."""
+
+    @abstractmethod
+    def make_pass(
+        self, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int], columns: Collection[str]
+    ) -> Pass:
+        """One reader's way through the source; parts hold these columns."""
 
     def reader(
         self,
@@ -68,12 +76,22 @@ class Passes(ABC):
         shard: tuple[int, int] = (0, 1),
         position: Position | None = None,
         drop_last: bool = False,
+        columns: Collection[str] | None = None,
+        through: Callable[[Pass], Way] | None = None,
     ) -> Reader:
-        """See `Source.reader`."""
+        """See `Source.reader`.
+
+        With some `columns` alone, rows and positions are the same: what can make a row malformed is read all the same,
+        and only the rest is left out. `through` makes the pass one that is shared with others.
+        """
         if not 0 <= shard[0] < shard[1]:
             raise InvalidInput(f"shard (i, n) has 0 <= i < n, not {shard}")
+        chosen = self.columns if columns is None else tuple(name for name in self.columns if name in columns)
+        if self.columns and not chosen:
+            raise InvalidInput(f"columns: at least one of {', '.join(self.columns)}")
+        way = self.make_pass(batch_size=batch_size, seed=seed, shuffle=shuffle, shard=shard, columns=chosen)
         return PartReader(
-            self.make_pass(batch_size=batch_size, seed=seed, shuffle=shuffle, shard=shard),
+            way if through is None else through(way),
             batch_size=batch_size,
             epochs=epochs,
             drop_last=drop_last,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -16,7 +16,7 @@ from heterps import _native
 from heterps.data import rows
 from heterps.data.filesource import check_choice, check_whole, fingerprint
 from heterps.data.hashing import key_of, slot_key
-from heterps.data.reader import Part, Place
+from heterps.data.reader import Part, Pass, Place
 from heterps.data.rows import Columns, Int64s
 from heterps.data.source import Passes
 from heterps.data.split import Split, kept
@@ -104,9 +104,11 @@ class Synthetic(Passes):
         label, dense, ids, bags, _ = self.law.make(numbers)
         return rows.columns_of(label, dense, ids, dict(zip(self.multi, bags, strict=True)))
 
-    def make_pass(self, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int]) -> SyntheticPass:
+    def make_pass(
+        self, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int], columns: Collection[str]
+    ) -> SyntheticPass:
         """One reader's way through the rows."""
-        return SyntheticPass(self, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=shard)
+        return SyntheticPass(self, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=shard, columns=columns)
 
     @property
     def slot_sizes(self) -> list[int]:
@@ -163,21 +165,35 @@ class _Memory:
             return self._columns
 
 
-class SyntheticPass:
+class SyntheticPass(Pass):
     """Row numbers in the order of a permutation that needs no memory; shard i of n takes every n-th from i on."""
 
-    def __init__(self, source: Synthetic, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        source: Synthetic,
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        shard: tuple[int, int],
+        columns: Collection[str],
+    ) -> None:
         self._source, self._shard, self._seed, self._shuffle = source, shard, seed, shuffle
+        self._columns = columns
         self.fingerprint = fingerprint(source, (), seed=seed, shuffle=shuffle, shard=shard)
         share = math.prod(split.share for split in source.splits)
         self._chunk = max(1, min(math.ceil(batch_size / max(share, 0.01)), 1 << 20))
+        self._total = max(0, -(-(source.rows - shard[0]) // shard[1]))
 
-    def parts(self, epoch: int, place: Place) -> Generator[Part]:
-        """See `Pass.parts`. Places: (how many rows of the shard stand before,)."""
+    def sections(self, epoch: int, place: Place) -> Iterator[Place]:
+        """See `Pass.sections`. Places: (how many rows of the shard stand before,)."""
+        return ((at,) for at in range(place[0] if place else 0, self._total, self._chunk))
+
+    def decode(self, epoch: int, places: Iterable[Place]) -> Generator[Part]:
+        """See `Pass.decode`."""
         source, (first, step) = self._source, self._shard
-        total = max(0, -(-(source.rows - first) // step))
-        for at in range(place[0] if place else 0, total, self._chunk):
-            count = min(self._chunk, total - at)
+        for (at,) in places:
+            count = min(self._chunk, self._total - at)
             numbers = self._numbers(epoch, first + at * step, count)
             keep = kept(source.splits, numbers.astype(np.uint64)) if source.splits else None
             if keep is not None:
@@ -192,8 +208,8 @@ class SyntheticPass:
 
     def _rows(self, numbers: Int64s) -> Columns:
         if not self._source.in_memory:
-            return self._source.make(numbers)
-        there = self._source.memory.all_rows(self._source)
+            return rows.some(self._source.make(numbers), self._columns)
+        there = rows.some(self._source.memory.all_rows(self._source), self._columns)
         chosen: Any = numbers
         if not self._shuffle and not self._source.splits and self._shard[1] == 1:
             chosen = slice(int(numbers[0]), int(numbers[-1]) + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from functools import partial
@@ -17,7 +17,7 @@ from heterps.data.files import File, reading
 from heterps.data.filesource import FileSource, check_whole, fingerprint, order_of
 from heterps.data.hashing import key_of
 from heterps.data.lines import Bytes, ForwardBytes, SeekableBytes, line_number, read_lines
-from heterps.data.reader import Part, Place
+from heterps.data.reader import Part, Pass, Place
 from heterps.data.rows import Columns
 from heterps.data.spans import Run, one_pass
 
@@ -95,47 +95,63 @@ class TextSource(FileSource):
         super().__post_init__()
         check_whole("shuffle_bytes", self.shuffle_bytes, least=1)
 
-    def layout(self, file: File) -> Layout:
-        """How this file is to be read."""
+    def layout(self, file: File, columns: Collection[str]) -> Layout:
+        """How this file is to be read; ids of other columns than these need not be hashed."""
         raise NotImplementedError
 
-    def make_pass(self, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int]) -> TextPass:
+    def make_pass(
+        self, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int], columns: Collection[str]
+    ) -> TextPass:
         """One reader's way through the files."""
-        return TextPass(self, seed=seed, shuffle=shuffle, shard=shard)
+        return TextPass(self, seed=seed, shuffle=shuffle, shard=shard, columns=columns)
 
 
-class TextPass:
+class TextPass(Pass):
     """Files that can be read anywhere are read by blocks in random order; if one cannot, all are read file by file.
 
-    In the second case a shard gets whole files if there are enough of them, else every n-th row of all files.
+    In the second case a file is a section; a shard gets whole files if there are enough of them, else every n-th row of
+    all files.
     """
 
-    def __init__(self, source: TextSource, *, seed: int, shuffle: bool, shard: tuple[int, int]) -> None:
-        self._source, self._files, self._shard = source, source.files, shard
+    def __init__(
+        self, source: TextSource, *, seed: int, shuffle: bool, shard: tuple[int, int], columns: Collection[str]
+    ) -> None:
+        self._source, self._files, self._shard, self._columns = source, source.files, shard, columns
         self._seed, self._shuffle = seed, shuffle
         self.fingerprint = fingerprint(source, self._files, seed=seed, shuffle=shuffle, shard=shard)
-        self._layouts = [source.layout(file) for file in self._files]
+        self._layouts = [source.layout(file, columns) for file in self._files]
         self._forward = any(file.compression or file.size is None for file in self._files)
         self._block = max(1, source.shuffle_bytes // _BLOCKS)
 
-    def parts(self, epoch: int, place: Place) -> Generator[Part]:
-        """See `Pass.parts`. Places: (part,) or (file, part)."""
-        return self._parts_forward(epoch, place) if self._forward else self._parts_anywhere(epoch, place)
+    def sections(self, epoch: int, place: Place) -> Iterator[Place]:
+        """See `Pass.sections`. Places: (part,) or (file, part)."""
+        if not self._forward:
+            return ((number,) for number in range(place[0] if place else 0, len(self._plan(epoch))))
+        nth, first = place or (0, 0)
+        return ((at, first if at == nth else 0) for at in range(nth, len(self._order(epoch)[0])))
+
+    def decode(self, epoch: int, places: Iterable[Place]) -> Generator[Part]:
+        """See `Pass.decode`."""
+        return self._decode_forward(epoch, places) if self._forward else self._decode_anywhere(epoch, places)
 
     def _key(self, epoch: int, *place: int) -> int | None:
         return key_of(self._seed, epoch, *place) if self._shuffle else None
 
-    def _parts_anywhere(self, epoch: int, place: Place) -> Generator[Part]:
+    def _plan(self, epoch: int) -> list[list[Run]]:
+        """What is read together in an epoch, of files that can be read anywhere."""
         blocks = []
         for number, (file, layout) in enumerate(zip(self._files, self._layouts, strict=True)):
             size = file.size or 0
             for begin in range(layout.begin, size, self._block):
                 blocks.append(Run(number, 0, begin, min(begin + self._block, size)))
         together = self._block * _BLOCKS if self._shuffle else self._block
-        plan = one_pass(blocks, key=self._key(epoch), shard=self._shard, most=self._block, together=together)
+        return one_pass(blocks, key=self._key(epoch), shard=self._shard, most=self._block, together=together)
+
+    def _decode_anywhere(self, epoch: int, places: Iterable[Place]) -> Generator[Part]:
+        plan = self._plan(epoch)
         opened: dict[int, SeekableBytes] = {}
         try:
-            for number in range(place[0] if place else 0, len(plan)):
+            for (number,) in places:
                 key = self._key(epoch, number)
                 yield self._part((number,), [self._decode_run(run, opened) for run in plan[number]], key, (0, 1))
         finally:
@@ -149,7 +165,8 @@ class TextPass:
             opened[run.file] = SeekableBytes(self._files[run.file])
         return self._decode(run.file, opened[run.file], run.begin, run.end)[0]
 
-    def _parts_forward(self, epoch: int, place: Place) -> Generator[Part]:
+    def _order(self, epoch: int) -> tuple[list[int], tuple[int, int]]:
+        """Numbers of the files that an epoch reads one by one, and which rows of them: every n-th from the i-th on."""
         order = list(range(len(self._files)))
         if self._shuffle:
             key = key_of(self._seed, epoch)
@@ -157,23 +174,24 @@ class TextPass:
         every = self._shard
         if len(order) >= self._shard[1]:
             order, every = order[self._shard[0] :: self._shard[1]], (0, 1)
+        return order, every
+
+    def _decode_forward(self, epoch: int, places: Iterable[Place]) -> Generator[Part]:
+        order, every = self._order(epoch)
         size = self._source.shuffle_bytes if self._shuffle else self._block
-        nth, first = place or (0, 0)
-        for at in range(nth, len(order)):
-            number = order[at]
+        for at, part in places:
+            number, ended = order[at], False
             data = ForwardBytes(self._files[number])
             try:
-                part, ended = first, False
                 while not ended:
                     begin = self._layouts[number].begin + part * size
                     with reading(self._files[number].path):
                         data.forget(max(begin - 1, 0))
                     decoded, ended = self._decode(number, data, begin, begin + size)
-                    yield self._part((at, part), [decoded], self._key(epoch, at, part), every)
+                    yield self._part((at, part), [decoded], self._key(epoch, at, part), every, last=ended)
                     part += 1
             finally:
                 data.close()
-            first = 0
 
     def _decode(self, number: int, data: Bytes, begin: int, end: int) -> tuple[_Decoded, bool]:
         file, layout = self._files[number], self._layouts[number]
@@ -186,9 +204,11 @@ class TextPass:
             stop = lines.text.find(b"\n", lines.begin + start)
             line = lines.text[lines.begin + start : stop if stop >= 0 else None]
             bad.append(partial(layout.describe, file, lines.offset + start, line.rstrip(b"\r")[:4096], field, fault))
-        return (columns, keys, bad), lines.ended
+        return (rows.some(columns, self._columns), keys, bad), lines.ended
 
-    def _part(self, place: Place, decoded: list[_Decoded], key: int | None, every: tuple[int, int]) -> Part:
+    def _part(
+        self, place: Place, decoded: list[_Decoded], key: int | None, every: tuple[int, int], *, last: bool = True
+    ) -> Part:
         there = [one for one in decoded if len(one[1])] or decoded[:1]
         keys = np.concatenate([keys for _, keys, _ in there])
         return Part(
@@ -197,4 +217,5 @@ class TextPass:
             columns=rows.join([columns for columns, _, _ in there]),
             order=order_of(keys, splits=self._source.splits, key=key, every=every),
             bad=[row for _, _, bad in decoded for row in bad],
+            last=last,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -134,8 +134,8 @@ class Chain(nn.Module):
         wanted = {tensor for layer in self.layers[first : last + 1] for tensor in layer.reads}
         return tuple(tensor for tensor in self.inputs if tensor in wanted)
 
-    def check_batch(self, batch: Mapping[str, Value]) -> None:
-        """An `InvalidInput` that names what the batch lacks."""
+    def check_batch(self, batch: Collection[str]) -> None:
+        """An `InvalidInput` that names what the batch, or these names of its tensors, lack."""
         for tensor in self.inputs:
             if tensor not in batch:
                 raise InvalidInput(

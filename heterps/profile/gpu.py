@@ -96,7 +96,8 @@ def _timed_step(stages: Sequence[Stage], number: int, batch: Batch, micro_batche
             if isinstance(value := own[name], torch.Tensor):
                 held[name] = value.to("cuda")
         steps.append(Step(number, held, bounds))
-        stage.begin(Step(number, own, bounds), stage.prepare(own))
+        fed = Step(number, own, bounds)
+        stage.begin(fed, stage.prepare(fed))
     torch.cuda.synchronize()
     torch.cuda._sleep(WAIT_CYCLES)  # type: ignore[no-untyped-call]
     marks: list[tuple[int, Any, Any]] = []
@@ -161,7 +162,7 @@ def _crossing_step(stage: Stage, number: int, batch: Batch, micro_batches: int) 
     parts = max(1, min(micro_batches, size))
     step = Step(number, own, [size * part // parts for part in range(parts + 1)])
     began = time.perf_counter()
-    stage.begin(step, stage.prepare(own))
+    stage.begin(step, stage.prepare(step))
     sent = [stage.forward(step, part, {}) for part in range(parts)]
     spent = time.perf_counter() - began
     grads = [{n: torch.zeros_like(v.rows if isinstance(v, Lookup) else v) for n, v in part.items()} for part in sent]

@@ -146,7 +146,7 @@ def run_step(stages: Sequence[Stage], number: int, batch: Batch, micro_batches: 
         own = {name: batch[name] for name in stage.reads}
         steps.append(Step(number, own, bounds))
         with _clock(spent, i):
-            stage.begin(steps[i], stage.prepare(own))
+            stage.begin(steps[i], stage.prepare(steps[i]))
     for part in range(parts):
         tensors: dict[str, object] = {}
         for i, stage in enumerate(stages):

@@ -17,7 +17,8 @@ from heterps.errors import HeterPSError
 from heterps.ps.errors import InvalidRequest, ServerError, ServerTimeout, WireError
 from heterps.ps.keys import Keys, piece_bytes, protect
 from heterps.ps.server import SOCKET_BUFFER_BYTES
-from heterps.ps.wire import MAX_OPERATIONS, Array, Operation, Reply, Request, decode_replies, encode_request
+from heterps.ps.shared import LEAST_BYTES, Arena, Offer, Place, View
+from heterps.ps.wire import MAX_OPERATIONS, Array, Operation, Reply, Request, Sharing, decode_replies, encode_request
 
 log = logging.getLogger("heterps.ps")
 
@@ -47,10 +48,17 @@ class Pending:
     future: Future[Reply]
     nbytes: int
     message: Message | None = None
+    held: bool = False
+    """The server waits for parts of other clients: nothing waits behind it."""
 
 
 class Channel:
-    """Callers use `submit`; everything else belongs to the client's one thread, which owns the socket."""
+    """Callers use `submit`; everything else belongs to the client's one thread, which owns the socket.
+
+    Arrays that lie in the client's `arena` stay there if the server is on the same machine. Such a block is freed when
+    its operation is settled. If it is given up instead, the server may still read the block one day: it is not used
+    again before another server answers at this address.
+    """
 
     def __init__(
         self,
@@ -61,11 +69,18 @@ class Channel:
         *,
         timeout_s: float,
         retries: int,
+        arena: Arena | None = None,
     ) -> None:
         self.address = address
+        self._arena = arena
+        self._sharing = None if arena is None else Sharing(arena.offer)
+        self._view: View | None = None
+        self._given_up: set[int] = set()
+        self._left: list[Place] = []
+        """Blocks of operations that were given up."""
         self._context, self._keys, self._client = context, keys, client
         self._timeout_s, self._retries = timeout_s, retries
-        self._piece_bytes = piece_bytes(address)
+        self.piece_bytes = piece_bytes(address)
         self._changed = threading.Condition()
         self._queue: deque[Pending] = deque()
         self._queue_bytes = 0
@@ -97,10 +112,15 @@ class Channel:
         return future
 
     @property
+    def shares(self) -> bool:
+        """True if large arrays cross in memory that both sides have mapped."""
+        return self._view is not None
+
+    @property
     def idle(self) -> bool:
-        """True if every operation is answered."""
+        """True if every operation is answered, or waits for other clients."""
         with self._changed:
-            return not self._queue and not self._flight
+            return not self._queue and all(pending.held for pending in self._flight.values())
 
     def deadline_s(self) -> float | None:
         """When to call `check`, on the monotonic clock; None if nothing is on the way."""
@@ -139,17 +159,16 @@ class Channel:
 
     def receive(self) -> None:
         """Takes all replies that have arrived."""
-        while True:
+        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            try:
-                replies = decode_replies([frame.buffer for frame in frames])
+                replies, offer = decode_replies([frame.buffer for frame in frames], self._view)
             except WireError as error:
                 log.warning("reply of %s: %s", self.address, error)
                 continue
             self._attempts, self._quiet_since_s = 0, time.monotonic()
+            if self._sharing is not None:
+                self._share(self._sharing, offer)
             for reply in replies:
                 self._settle(reply)
         if self._refused is not None and self._flight_messages < FLIGHT_MESSAGES:
@@ -157,12 +176,27 @@ class Channel:
             self._refused = None
         self.pump()
 
+    def _share(self, sharing: Sharing, offer: Offer | None) -> None:
+        """Maps what the server offers. One that does not offer its memory, or whose cannot be mapped, is far away."""
+        if offer is not None and offer.token != sharing.mapped:
+            self._view = View.open(offer)
+            self._sharing = None if self._view is None else Sharing(sharing.offer, offer.token)
+            self._free(self._left)  # whoever could read them is no more
+            self._left.clear()
+        elif self._view is None:
+            self._sharing = None
+
     def _settle(self, reply: Reply) -> None:
         if reply.status in ("gap", "busy"):
             self._go_back(reply)
+        elif reply.status == "held":
+            self._hold(reply)
+        elif reply.status == "unmapped":
+            self._sharing = self._view = None
+            self._send_again(0)
         elif reply.seq < 0:
             self._fail(ServerError(f"{self.address}: {reply.value}"), queued=False)
-        elif (pending := self._land(reply.seq)) is not None:
+        elif (pending := self._land(reply)) is not None:
             if reply.status == "ok":
                 pending.future.set_result(reply)
             else:
@@ -178,24 +212,61 @@ class Channel:
             self._refused = expected
             return
         if reply.seq == self._probe:
-            self._probe = None
+            self._probed(reply.seq)
         number, when_s = self._resent
         if expected != number or time.monotonic() - when_s > self._timeout_s:  # once for all gaps before it
             self._resent = (expected, time.monotonic())
             self._send_again(expected)
 
-    def _land(self, seq: int) -> Pending | None:
+    def _hold(self, reply: Reply) -> None:
+        """The server has a part, and waits for others: it is not on the way any more, and nothing waits behind it."""
         with self._changed:
-            pending = self._flight.pop(seq, None)
-            if pending is None:
-                return None
-            message = pending.message
-            assert message is not None
-            message.remaining -= 1
-            if not message.remaining:
-                self._flight_messages -= 1
-                self._flight_bytes -= message.nbytes
-            return pending
+            pending = self._flight.get(reply.seq)
+            if pending is not None and not pending.held:
+                pending.held = True
+                self._leave(pending)
+        if reply.seq == self._probe:
+            self._probed(reply.seq)
+
+    def _probed(self, seq: int) -> None:
+        """The server lives, and has operation `seq`; the replies to those behind it may be lost."""
+        self._probe = None
+        self._send_again(seq + 1)
+
+    def _land(self, reply: Reply) -> Pending | None:
+        """The operation that a reply is for, if it has none yet: its blocks are free now, and the reply's are ours."""
+        with self._changed:
+            pending = self._flight.pop(reply.seq, None)
+            if pending is not None and not pending.held:
+                self._leave(pending)
+        wanted = pending is not None or reply.seq in self._given_up
+        self._given_up.discard(reply.seq)
+        if reply.lent is not None and wanted:
+            reply.lent.due = True
+        if pending is not None:
+            self._free(self._places(pending))
+        return pending
+
+    def _leave(self, pending: Pending) -> None:
+        """Makes room for others on the way."""
+        message = pending.message
+        assert message is not None
+        message.remaining -= 1
+        if not message.remaining:
+            self._flight_messages -= 1
+            self._flight_bytes -= message.nbytes
+
+    def _free(self, places: list[Place]) -> None:
+        for place in places:
+            assert self._arena is not None
+            self._arena.give_back(place)
+
+    def _places(self, pending: Pending) -> list[Place]:
+        """Blocks of the client's arena that an operation lies in."""
+        if self._arena is None:
+            return []
+        large = [array for array in pending.operation.arrays if array.nbytes >= LEAST_BYTES]
+        return [place for array in large if (place := self._arena.place_of(array)) is not None]
 
     def check(self) -> bool:
         """Acts on a server that has been quiet for too long; True if the socket is a new one."""
@@ -249,14 +320,14 @@ class Channel:
         again = [pending for pending in self._flight.values() if pending.operation.seq >= seq]
         start = 0
         for end in range(1, len(again) + 1):
-            if end == len(again) or again[end].message is not again[start].message:
+            if end == len(again) or again[end].message is not again[start].message or again[end].held:
                 self._send(again[start:end])
                 start = end
 
     def _send(self, batch: list[Pending]) -> None:
         low = next(iter(self._flight))
-        request = Request(self._client, low, [pending.operation for pending in batch])
-        parts = encode_request(request, piece_bytes=self._piece_bytes)
+        request = Request(self._client, low, [pending.operation for pending in batch], self._sharing)
+        parts = encode_request(request, piece_bytes=self.piece_bytes, arena=self._arena if self.shares else None)
         # A socket that the server has refused has no way out any more, and would wait for one for ever. What is not
         # sent is as good as lost on the way: it is sent again, by another socket, when its time is up.
         with suppress(zmq.Again):
@@ -265,6 +336,9 @@ class Channel:
     def _fail(self, error: HeterPSError, *, queued: bool = True) -> None:
         with self._changed:
             failed = [*self._flight.values(), *(self._queue if queued else ())]
+            self._given_up.update(self._flight)
+            for pending in failed:
+                self._left += self._places(pending)
             self._flight.clear()
             self._flight_messages = self._flight_bytes = 0
             if queued:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -13,7 +14,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from heterps.errors import InvalidInput
 from heterps.ps.channel import Channel
@@ -21,6 +24,7 @@ from heterps.ps.errors import ServerError
 from heterps.ps.keys import Keys
 from heterps.ps.remote import RemoteTable
 from heterps.ps.rows import COMPRESS, Compress
+from heterps.ps.shared import LEAST_BYTES, Arena
 from heterps.ps.wire import CLIENT_BYTES, Array, Reply
 from heterps.store.config import TableConfig
 
@@ -31,7 +35,9 @@ class Client:
     """Talks to the servers at `addresses`, each with a shard of every table; all clients name them in the same order.
 
     A server that is quiet for `timeout_s` is asked again, `retries` times, before what waits for it raises
-    `ServerTimeout`. `compress` sends rows and gradients as bf16 or fp16. May be used from several threads.
+    `ServerTimeout`. `compress` sends rows and gradients as bf16 or fp16. With servers on its own machine it shares
+    memory (`shared`): large arrays cross in it, as they are, and `compress` does nothing. May be used from several
+    threads.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class Client:
         retries: int = 5,
         compress: Compress | None = None,
         io_threads: int = 1,
+        shared: bool = True,
     ) -> None:
         if isinstance(addresses, str) or not addresses:
             raise InvalidInput(f"addresses: a list with one address for each shard, not {addresses!r}")
@@ -56,11 +63,14 @@ class Client:
         self._outer.setblocking(False)
         self._stopping = False
         self._context: zmq.Context[Any] = zmq.Context(io_threads)
+        self._arena = Arena() if shared else None
         identity = os.urandom(CLIENT_BYTES)
         self._channels: list[Channel] = []
         try:
             for address in addresses:
-                channel = Channel(self._context, address, keys, identity, timeout_s=timeout_s, retries=retries)
+                channel = Channel(
+                    self._context, address, keys, identity, timeout_s=timeout_s, retries=retries, arena=self._arena
+                )
                 self._channels.append(channel)
         except BaseException:
             self._end("the client failed to start")
@@ -85,6 +95,25 @@ class Client:
         futures = [self.submit(k, "stats", "", {}) for k in range(self.shards)]
         return [dict(future.result().value) for future in futures]
 
+    def shares(self, shard: int) -> bool:
+        """True if that server is on this machine, and large arrays cross in memory shared with it."""
+        return self._channels[shard].shares
+
+    def piece_bytes(self, shard: int) -> int:
+        """Bytes that travel from that server in one frame: larger arrays have to be put together."""
+        return self._channels[shard].piece_bytes
+
+    def room(self, shard: int, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+        """An empty array for one operation on a shard: in shared memory if that helps, and there is room.
+
+        It belongs to the operation that it is submitted with, and must be submitted.
+        """
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if self._arena is None or nbytes < LEAST_BYTES or not self.shares(shard):
+            return np.empty(shape, dtype)
+        taken = self._arena.take(nbytes)
+        return np.empty(shape, dtype) if taken is None else taken[1].view(dtype).reshape(shape)
+
     def submit(
         self, shard: int, verb: str, table: str, args: dict[str, Any], arrays: Sequence[Array] = ()
     ) -> Future[Reply]:
@@ -94,7 +123,7 @@ class Client:
         return future
 
     def close(self) -> None:
-        """Waits until everything sent is answered (or given up), then ends."""
+        """Waits until everything sent is answered (or given up), then ends; parts held for other clients fail."""
         if self._stopping:
             return
         self._stopping = True
@@ -157,5 +186,7 @@ class Client:
         for channel in self._channels:
             channel.close(reason)
         self._context.term()
+        if self._arena is not None:
+            self._arena.close()
         self._inner.close()
         self._outer.close()

@@ -5,26 +5,35 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heterps.errors import HeterPSError, InvalidInput, did_you_mean
+from heterps.ps.gathering import Gathering, Part, Step
 from heterps.ps.rows import COMPRESS, pack, unpack
 from heterps.ps.shards import shard_of
-from heterps.ps.wire import MAX_FRAME_BYTES, Array, Operation, Reply
+from heterps.ps.snapshots import fetched
+from heterps.ps.wire import MAX_ARRAYS, MAX_FRAME_BYTES, Array, Operation, Reply
+from heterps.storage import Url, place, to_write
 from heterps.store.config import TableConfig
 
 log = logging.getLogger("heterps.ps")
 
 MakeTable = Callable[[TableConfig], Any]
 """Makes a local table: a `Table` whose `load` also takes `keep`, a function from ids to a mask of those to keep."""
+Room = Callable[[tuple[int, int]], NDArray[np.float32] | None]
+"""Memory for rows of a shape that the client can read where they are; None if there is none."""
+Replies = list[tuple[Any, Reply]]
+"""Clients and what they get: parts that were held are answered together."""
 MAX_TABLES = 4096
+HELD_BYTES = 1 << 30
+"""Parts of pushes that wait for others; beyond, further ones are refused (assumed)."""
 READING = frozenset({"pull", "counts", "stats", "open"})
 """Verbs that may be run again when their reply was lost: they change nothing (a repeated pull counts no sights)."""
-SILENT = frozenset({"push", "set_lr"})
+SILENT = frozenset({"push", "push_part", "set_lr", "abandon"})
 """Verbs without a result: a repeated one is simply confirmed."""
 
 
@@ -41,6 +50,7 @@ class Hosted:
 
     repeats: int = 0
     """Duplicates that clients removed from creating pulls: hits too, as they come after the first."""
+    gathering: Gathering = field(default_factory=Gathering)
 
     def keeps(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which ids belong to this shard."""
@@ -55,23 +65,30 @@ class Host:
         self._make = make_table
         self.tables: dict[str, Hosted] = {}
 
-    def run(self, operation: Operation, *, again: bool = False) -> Reply:
-        """Does one operation. `again`: it was done before, and its reply is lost. Never raises."""
-        try:
-            value, arrays = self._run(operation, again=again)
-            return Reply(operation.seq, "ok", value, arrays)
-        except InvalidInput as error:
-            return Reply(operation.seq, "invalid", str(error))
-        except HeterPSError as error:
-            return Reply(operation.seq, "error", str(error))
-        except Exception as error:
-            log.exception("%s on table %r failed", operation.verb, operation.table)
-            return Reply(operation.seq, "error", f"{operation.verb}: {type(error).__name__}: {error}")
+    def run(
+        self, operation: Operation, *, again: bool = False, client: Any = None, room: Room | None = None
+    ) -> Replies:
+        """Does one operation of a client. Never raises.
 
-    def _run(self, operation: Operation, *, again: bool) -> tuple[Any, list[Array]]:
+        Args:
+            operation: what to do.
+            again: it was done before, and its reply is lost.
+            client: who asks; comes back with the reply.
+            room: memory that this client reads in place.
+
+        Returns:
+            The reply, and those to parts of other clients that it has completed.
+        """
+        others: Replies = []
+        reply = _answered(operation, lambda: self._run(operation, again, client, room, others))
+        return [*others, (client, reply)]
+
+    def _run(
+        self, operation: Operation, again: bool, client: Any, room: Room | None, others: Replies
+    ) -> tuple[Any, list[Array]] | Reply:
         verb, args = operation.verb, operation.args
-        if verb not in _VERBS and verb != "open":
-            raise InvalidInput(f"no verb {verb!r}.{did_you_mean(verb, [*_VERBS, 'open'])}")
+        if verb not in _VERBS and verb not in _OTHERS:
+            raise InvalidInput(f"no verb {verb!r}.{did_you_mean(verb, [*_VERBS, *_OTHERS])}")
         if again and verb in SILENT:
             return None, []
         if again and verb not in READING:
@@ -83,9 +100,33 @@ class Host:
         if hosted is None:
             hint = did_you_mean(operation.table, self.tables)
             raise InvalidInput(f"no table {operation.table!r} on this server; open it first.{hint}")
-        if again and verb == "pull":
-            args = {**args, "create": False}
-        return _VERBS[verb](hosted, args, operation.arrays)
+        if verb == "pull":
+            return _pull(
+                hosted, {**args, "create": False} if again else args, operation.arrays, None if again else room
+            )
+        if verb == "push_part":
+            return self._part(hosted, operation, client, others)
+        if verb in ("abandon", "load"):  # what was held belongs to a past that is over
+            others += [(part.client, Reply(part.seq, "error", _abandoned(part))) for part in hosted.gathering.abandon()]
+        return (None, []) if verb == "abandon" else _VERBS[verb](hosted, args, operation.arrays)
+
+    def _part(self, hosted: Hosted, operation: Operation, client: Any, others: Replies) -> Reply:
+        """Takes a part, and applies every step that is complete now, in order."""
+        part = _part_of(hosted, operation, client)
+        held = sum(other.gathering.held_bytes for other in list(self.tables.values()))
+        if held + part.nbytes > HELD_BYTES:
+            raise InvalidInput(f"parts of {held} bytes wait for others already; is a client missing?")
+        hosted.gathering.add(part)
+        reply = Reply(operation.seq, "held")
+        while (step := hosted.gathering.take()) is not None:
+            outcome = _answered(operation, lambda step=step: _apply(hosted, step))  # type: ignore[misc]
+            for one in step.in_order():
+                answer = dataclasses.replace(outcome, seq=one.seq)
+                if one is part:
+                    reply = answer
+                else:
+                    others.append((one.client, answer))
+        return reply
 
     def open(self, name: str, args: dict[str, Any]) -> Hosted:
         """Makes a table, or finds the one of that name, which must have the same configuration."""
@@ -110,7 +151,21 @@ class Host:
         return hosted
 
 
-def _pull(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
+def _answered(operation: Operation, call: Callable[[], tuple[Any, list[Array]] | Reply]) -> Reply:
+    """The reply that a call gives or makes up; errors are replies too."""
+    try:
+        result = call()
+        return result if isinstance(result, Reply) else Reply(operation.seq, "ok", *result)
+    except InvalidInput as error:
+        return Reply(operation.seq, "invalid", str(error))
+    except HeterPSError as error:
+        return Reply(operation.seq, "error", str(error))
+    except Exception as error:
+        log.exception("%s on table %r failed", operation.verb, operation.table)
+        return Reply(operation.seq, "error", f"{operation.verb}: {type(error).__name__}: {error}")
+
+
+def _pull(hosted: Hosted, args: dict[str, Any], arrays: list[Array], room: Room | None) -> tuple[Any, list[Array]]:
     (ids,) = _check(arrays, 1)
     size = len(ids) * hosted.config.dim * 4
     if size > MAX_FRAME_BYTES:
@@ -118,22 +173,59 @@ def _pull(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[An
     wire = args.get("wire")
     if wire is not None and wire not in COMPRESS:
         raise InvalidInput(f"pull: compress is one of {', '.join(COMPRESS)}, not {wire!r}")
-    create, repeats = _take(args, "create", bool), args.get("repeats", 0)
-    rows = hosted.table.pull(ids, create=create)
+    create, repeats, piece = _take(args, "create", bool), args.get("repeats", 0), args.get("piece")
+    if piece is not None and (type(piece) is not int or piece < 1 or len(ids) > piece * MAX_ARRAYS):
+        raise InvalidInput(f"pull: rows of an array: at least 1, and at most {MAX_ARRAYS} arrays, not {piece!r}")
+    out = room((len(ids), hosted.config.dim)) if room is not None and wire is None else None
+    rows = hosted.table.pull(ids, out=out, create=create)
+    if out is not None and rows is not out:  # a table that does not care: what was lent must be sent
+        out[...] = rows
+        rows = out
     if create and isinstance(repeats, int) and repeats > 0:
         hosted.repeats += repeats
-    return None, [pack(rows, wire)]
+    if out is not None or piece is None:
+        return None, [pack(rows, wire)]
+    return None, [pack(rows[at : at + piece], wire) for at in range(0, max(1, len(ids)), piece)]
 
 
 def _push(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
+    hosted.table.push(*_gradients(hosted, arrays))
+    return None, []
+
+
+def _gradients(hosted: Hosted, arrays: list[Array]) -> tuple[Array, Array]:
     ids, grads = _check(arrays, 2)
     if grads.dtype == np.int64 or grads.shape != (len(ids), hosted.config.dim):
         raise InvalidInput(
             f"push: gradients of table {hosted.config.name!r} are floats of shape {(len(ids), hosted.config.dim)}, "
             f"not {grads.dtype} of {grads.shape}"
         )
-    hosted.table.push(ids, unpack(grads))
+    return ids, unpack(grads)
+
+
+def _part_of(hosted: Hosted, operation: Operation, client: Any) -> Part:
+    args = operation.args
+    step, part, parts, piece, pieces = (_take(args, name, int) for name in ("step", "part", "parts", "piece", "pieces"))
+    lr = None if args.get("lr") is None else float(_take(args, "lr", (int, float)))
+    return Part(client, operation.seq, step, part, parts, piece, pieces, lr, *_gradients(hosted, operation.arrays))
+
+
+def _apply(hosted: Hosted, step: Step) -> tuple[Any, list[Array]]:
+    """One push of all parts of a step, in their order, at the learning rate that they name."""
+    if step.lr is not None:
+        hosted.table.set_lr(step.lr)
+    parts = step.in_order()
+    filled = [part for part in parts if len(part.ids)]
+    if len(filled) <= 1:
+        (one,) = filled or parts[:1]
+        hosted.table.push(one.ids, one.grads)
+    else:
+        hosted.table.push(np.concatenate([part.ids for part in filled]), np.concatenate([p.grads for p in filled]))
     return None, []
+
+
+def _abandoned(part: Part) -> str:
+    return f"part {part.part} of step {part.step} was abandoned: the step was never complete, nothing of it is applied"
 
 
 def _set_lr(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
@@ -164,7 +256,14 @@ def _save(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[An
     parent = hosted.snapshot
     if delta and not parent:
         raise InvalidInput(f"{path}: a delta needs a snapshot before it; save the table whole first")
-    hosted.table.save(path, delta=delta)
+    target = place(path)
+    try:
+        with to_write(target) as file:
+            hosted.table.save(str(file), delta=delta)
+    except BaseException:
+        if isinstance(target, Url):
+            hosted.snapshot = ""  # the table takes its rows for saved, but the upload failed: a delta would lack them
+        raise
     hosted.snapshot = identity
     return parent, []
 
@@ -174,13 +273,15 @@ def _load(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[An
     if parent and parent != hosted.snapshot:
         held = hosted.snapshot or "none"
         raise InvalidInput(f"{path}: a delta on top of snapshot {parent}, but the table holds {held}; load that first")
-    hosted.table.load(path, keep=hosted.keeps if hosted.shards > 1 else None)
+    with fetched(place(path), hosted.shard, hosted.shards) as local:
+        hosted.table.load(str(local), keep=hosted.keeps if hosted.shards > 1 else None)
     hosted.snapshot, hosted.repeats = identity, 0
     return None, []
 
 
+_OTHERS = ("open", "pull", "push_part", "abandon")
 _VERBS = {
-    "pull": _pull, "push": _push, "set_lr": _set_lr, "counts": _counts, "shrink": _shrink, "stats": _stats,
+    "push": _push, "set_lr": _set_lr, "counts": _counts, "shrink": _shrink, "stats": _stats,
     "save": _save, "load": _load,
 }  # fmt: skip
 

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import uuid
 from pathlib import Path
 
 from heterps.errors import InvalidInput
 from heterps.ps.hosting import Host
 from heterps.ps.sessions import Sessions
+from heterps.ps.snapshots import remove_except
+from heterps.storage import write_json
 
 FORMAT = "heterps.server/1"
 MANIFEST = "server.json"
-
-
-def write_json(path: Path, data: object) -> None:
-    """Replaces a file atomically: readers see the old one or the new one, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with temporary.open("w") as file:
-        json.dump(data, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def save_server(directory: Path, host: Host, sessions: Sessions) -> None:
@@ -60,13 +44,3 @@ def load_server(directory: Path, host: Host, sessions: Sessions) -> None:
         sessions.restore(saved["sessions"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"{path}: not a snapshot of a server ({type(error).__name__}: {error})") from None
-
-
-def remove_except(directory: Path, files: set[str]) -> None:
-    """Removes the snapshots (*.hps) in a directory other than `files`."""
-    for old in directory.glob("*.hps"):
-        if old.name not in files:
-            if old.is_dir():
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                old.unlink(missing_ok=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,9 +17,11 @@ from heterps.errors import InvalidInput
 from heterps.ps import snapshots
 from heterps.ps.arrays import like, to_numpy
 from heterps.ps.bags import check_bags, pool, spread
+from heterps.ps.outstanding import Outstanding, Ticket
 from heterps.ps.rows import pack, unpack
-from heterps.ps.shards import Float32, Index, Parts, Recent, gather, scatter_add, split
-from heterps.ps.wire import MAX_FRAME_BYTES, Reply
+from heterps.ps.shards import Batch, Int64, Recent, grouped
+from heterps.ps.wire import MAX_ARRAYS, MAX_FRAME_BYTES, Reply
+from heterps.storage import place
 from heterps.store.config import TableConfig
 from heterps.store.interface import Ids, Pooling, Rows, Stats
 
@@ -37,6 +39,18 @@ class Submitter(Protocol):
         """Shards of every table."""
         ...
 
+    def shares(self, shard: int) -> bool:
+        """True if large arrays cross to that shard in shared memory."""
+        ...
+
+    def piece_bytes(self, shard: int) -> int:
+        """Bytes that travel from that shard in one frame."""
+        ...
+
+    def room(self, shard: int, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+        """An empty array for one operation on one shard."""
+        ...
+
     def submit(self, shard: int, verb: str, table: str, args: dict[str, Any], arrays: Any = ()) -> Future[Reply]:
         """Sends one operation to one shard."""
         ...
@@ -46,22 +60,28 @@ class RemoteTable:
     """A `Table` whose rows lie on the client's servers, split by a hash of their ids.
 
     Pushes return at once; `wait` returns when they are applied and raises the first error among them. Pulls of the same
-    client see its earlier pushes. Duplicates are removed before sending, unless the table counts sights.
+    client see its earlier pushes. Duplicates are removed before sending, unless the table counts sights. Several
+    clients may each `push_part` of a step's gradients, which the servers apply as one push.
     """
 
     def __init__(self, client: Submitter, config: TableConfig) -> None:
         self._client = client
         self._config = config
         self._recent = Recent()
-        self._lock = threading.Lock()
-        self._pushes: set[Future[Reply]] = set()
-        self._failed: list[BaseException] = []
+        self._outstanding = Outstanding()
         self._chunk = max(1, CHUNK_BYTES // (4 * config.dim))
 
     @property
     def config(self) -> TableConfig:
         """What the table was made with."""
         return self._config
+
+    def prepare(self, ids: Ids) -> None:
+        """Does what can be done ahead of a pull of these ids, and of the push after it: the pull is then a round trip.
+
+        Tells the distinct ids and their shards; sends nothing and makes no row. Only for speed.
+        """
+        self._recent.batch(_flat(to_numpy(ids, np.int64, "ids")), self._client.shards)
 
     def pull(self, ids: Ids, *, out: Rows | None = None, create: bool = True) -> Rows:
         """Rows of `ids`; see `Table.pull`."""
@@ -70,33 +90,65 @@ class RemoteTable:
         result = np.empty(shape, np.float32) if out is None else to_numpy(out, np.float32, "out")
         if result.shape != shape or not result.flags.c_contiguous or not result.flags.writeable:
             raise InvalidInput(f"out: writable, contiguous, of shape {shape}, not {result.shape}")
-        ids_flat = np.ascontiguousarray(array).reshape(-1)
         counting = create and self._config.tracks  # sights count by occurrence: duplicates stay
-        unique, inverse = (ids_flat, None) if counting else self._recent.distinct(ids_flat)
-        parts = split(unique, self._client.shards)
-        rows = self._rows(parts, create=create, repeats=len(ids_flat) - len(unique))
-        index = _composed(parts.place(), inverse)
-        flat = result.reshape(-1, self._config.dim)
-        if index is None:
-            flat[...] = rows
-        else:
-            gather(rows, index, flat)
+        flat, shards = _flat(array), self._client.shards
+        batch = grouped(flat, shards) if counting else self._recent.batch(flat, shards)
+        replies = self._rows(batch, create=create)
+        try:
+            rows = [unpack(array) for reply in replies for array in reply.arrays]
+            batch.spread(rows, result.reshape(-1, self._config.dim))
+        finally:
+            for reply in replies:
+                reply.give_back()
         return like(result, ids) if out is None else out
 
     def push(self, ids: Ids, grads: Rows) -> None:
         """Sends gradients and returns; see `Table.push`."""
-        array, given = to_numpy(ids, np.int64, "ids"), to_numpy(grads, np.float32, "grads")
-        if given.shape != (*array.shape, self._config.dim):
-            raise InvalidInput(f"grads: of shape {(*array.shape, self._config.dim)}, not {given.shape}")
-        unique, inverse = self._recent.distinct(np.ascontiguousarray(array).reshape(-1))
-        parts = split(unique, self._client.shards)
-        sums = scatter_add(np.ascontiguousarray(given).reshape(-1, self._config.dim), inverse, len(unique))
-        packed = pack(parts.arrange(sums), self._client.compress)
-        for shard, start, end in self._chunks(parts, empty=True):
-            future = self._submit(shard, "push", {}, parts.ids[start:end], packed[start:end])
-            with self._lock:
-                self._pushes.add(future)
-            future.add_done_callback(self._pushed)
+        for shard, _, _, arrays in self._sums(ids, grads):
+            self._outstanding.push(self._submit(shard, "push", {}, *arrays))
+
+    def push_part(self, ids: Ids, grads: Rows, *, step: int, part: int, parts: int, lr: float | None = None) -> Ticket:
+        """Sends one of the `parts` of a step's gradients and returns; the servers apply them as one push.
+
+        They put the parts together in the order of their numbers, whoever comes first, and apply them when all are
+        there; steps are applied in order, if the same clients have parts in each. Pulls see what is applied, and wait
+        for nothing.
+
+        Args:
+            ids: as for `push`; there may be none, which is still a part.
+            grads: as for `push`.
+            step: at least 0; a step is over once it is applied.
+            part: its number, from 0. Another client's part of the same number is refused.
+            parts: how many the step has; all clients say the same.
+            lr: learning rate from this step on; parts that name one must agree.
+
+        Returns:
+            What to wait for. An error, such as that of a step abandoned by others, is raised there or by `wait`.
+        """
+        if step < 0 or not 0 <= part < parts:
+            raise InvalidInput(f"a part from 0 to {parts - 1} of a step from 0 on, not {part} of step {step}")
+        args = {"step": int(step), "part": int(part), "parts": int(parts), "lr": None if lr is None else float(lr)}
+        futures = [
+            self._submit(shard, "push_part", {**args, "piece": piece, "pieces": pieces}, *arrays)
+            for shard, piece, pieces, arrays in self._sums(ids, grads)
+        ]
+        return self._outstanding.part(step, futures)
+
+    def wait_for(self, step: int, *, timeout_s: float | None = None) -> None:
+        """Returns when the steps up to `step` that this client has parts in are applied; raises the first error.
+
+        Pulls of this client see them then, whoever sent the other parts. As long as the servers answer it waits for
+        other clients without end; with `timeout_s`, `ServerTimeout` is raised after that, and the parts stay.
+        """
+        self._outstanding.wait_for(step, timeout_s)
+
+    def abandon(self) -> None:
+        """Drops the parts of all clients whose steps are not complete; steps may then begin anew with any number.
+
+        Whoever waits for such a part gets a `ServerError`. Nothing of these steps is applied on the shards that lack a
+        part; a shard that had all of them may have applied its own. `load` does the same.
+        """
+        self._every("abandon", {})
 
     def bag(self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", create: bool = True) -> Rows:
         """Pooled rows; see `Table.bag`."""
@@ -118,13 +170,12 @@ class RemoteTable:
     def counts(self, ids: Ids) -> NDArray[np.int64]:
         """Sights of each id; see `Table.counts`."""
         array = to_numpy(ids, np.int64, "ids")
-        unique, inverse = self._recent.distinct(np.ascontiguousarray(array).reshape(-1))
-        parts = split(unique, self._client.shards)
-        asked = [(s, e, self._submit(k, "counts", {}, parts.ids[s:e])) for k, s, e in self._chunks(parts, empty=True)]
-        found = np.empty(len(parts.ids), np.int64)
+        batch = self._recent.batch(_flat(array), self._client.shards)
+        asked = [(s, e, self._ask(k, "counts", {}, batch.ids[s:e])) for k, s, e in self._chunks(batch, empty=True)]
+        found = np.empty(len(batch.ids), np.int64)
         for start, end, future in asked:
             found[start:end] = future.result().arrays[0]
-        return found[_composed(parts.place(), inverse)].reshape(array.shape)
+        return found[batch.index].reshape(array.shape)
 
     def shrink(self, *, min_count: int = 0, unseen_steps: int = 0, unseen_seconds: float = 0.0) -> int:
         """Drops rows on all shards and says how many; see `Table.shrink`."""
@@ -139,23 +190,19 @@ class RemoteTable:
 
     def wait(self) -> None:
         """Returns when every push so far is applied; raises the first error among them."""
-        with self._lock:
-            pushes = list(self._pushes)
-        wait(pushes)
-        for future in pushes:
-            self._pushed(future)  # the waiting ends before the callbacks run
-        with self._lock:
-            failed, self._failed = self._failed, []
-        if failed:
-            raise failed[0]
+        self._outstanding.wait()
 
     def save(self, path: str | PathLike[str], *, delta: bool = False) -> str:
-        """Every server writes its shard into the directory `path`, which all share; then a manifest makes it valid."""
+        """Every server writes its shard into the directory `path`, which all share; then a manifest makes it valid.
+
+        The path may be a URL of storage: the servers put their shards there themselves.
+        """
         self.wait()
-        directory = Path(path).absolute()
-        directory.mkdir(parents=True, exist_ok=True)
+        directory = place(path)
+        if isinstance(directory, Path):
+            directory.mkdir(parents=True, exist_ok=True)
         identity, shards = uuid.uuid4().hex, self._client.shards
-        files = [f"shard-{shard:05d}-of-{shards:05d}-{identity[:12]}.hps" for shard in range(shards)]
+        files = snapshots.file_names(identity, shards)
         args = [{"path": str(directory / file), "delta": delta, "id": identity} for file in files]
         parents = {reply.value for reply in _all([self._submit(k, "save", args[k]) for k in range(shards)])}
         if delta and len(parents) > 1:
@@ -166,32 +213,56 @@ class RemoteTable:
     def load(self, path: str | PathLike[str]) -> None:
         """Every server reads the whole snapshot and keeps the ids of its shard, however many shards wrote it."""
         self.wait()
-        source = Path(path).absolute()
+        source = place(path)
         identity, parent = snapshots.read(source) if source.is_dir() else ("", "")
         self._every("load", {"path": str(source), "id": identity, "parent": parent})
 
-    def _chunks(self, parts: Parts, *, empty: bool) -> Iterator[tuple[int, int, int]]:
+    def _chunks(self, batch: Batch, *, empty: bool) -> Iterator[tuple[int, int, int]]:
         """(shard, start, end) of each operation; with `empty`, also one for a shard without ids."""
         for shard in range(self._client.shards):
-            first, last = parts.bounds[shard], parts.bounds[shard + 1]
+            first, last = batch.bounds[shard], batch.bounds[shard + 1]
             starts = range(first, last, self._chunk) if last > first else (first,) if empty else ()
             for start in starts:
                 yield shard, start, min(start + self._chunk, last)
 
-    def _rows(self, parts: Parts, *, create: bool, repeats: int) -> Float32:
-        """Rows of the parts, in their order; the servers are told of `repeats` duplicates that were removed."""
-        chunks = list(self._chunks(parts, empty=False))
-        args = {"create": create, "wire": self._client.compress}
-        futures = [
-            self._submit(shard, "pull", args if number else {**args, "repeats": repeats}, parts.ids[start:end])
-            for number, (shard, start, end) in enumerate(chunks)
-        ]
-        if len(futures) == 1:
-            return unpack(futures[0].result().arrays[0])
-        rows = np.empty((len(parts.ids), self._config.dim), np.float32)
-        for (_, start, end), future in zip(chunks, futures, strict=True):
-            unpack(future.result().arrays[0], rows[start:end])
-        return rows
+    def _rows(self, batch: Batch, *, create: bool) -> list[Reply]:
+        """Rows of the batch's ids, in their order; the servers are told of the duplicates that were removed."""
+        repeats = batch.count - len(batch.ids)
+        futures: list[Future[Reply]] = []
+        for shard, start, end in self._chunks(batch, empty=False):
+            args: dict[str, Any] = {"create": create, "wire": None, "repeats": 0 if futures else repeats}
+            if not self._client.shares(shard):  # in arrays of a frame each: nothing has to be put together
+                most = max(1, self._client.piece_bytes(shard) // (4 * self._config.dim))
+                args |= {"wire": self._client.compress, "piece": max(most, -(-(end - start) // MAX_ARRAYS))}
+            futures.append(self._ask(shard, "pull", args, batch.ids[start:end]))
+        return _all(futures)
+
+    def _sums(self, ids: Ids, grads: Rows) -> Iterator[tuple[int, int, int, tuple[NDArray[Any], NDArray[Any]]]]:
+        """Shard, piece, pieces and arrays (ids, summed gradients) of each operation of a push."""
+        array, given = to_numpy(ids, np.int64, "ids"), to_numpy(grads, np.float32, "grads")
+        dim = self._config.dim
+        if given.shape != (*array.shape, dim):
+            raise InvalidInput(f"grads: of shape {(*array.shape, dim)}, not {given.shape}")
+        batch = self._recent.batch(_flat(array), self._client.shards)
+        chunks = list(self._chunks(batch, empty=True))
+        sums = [self._client.room(shard, (end - start, dim), np.float32) for shard, start, end in chunks]
+        batch.sum_into(np.ascontiguousarray(given).reshape(-1, dim), sums)
+        pieces = Counter(shard for shard, _, _ in chunks)
+        for (shard, start, end), rows in zip(chunks, sums, strict=True):
+            piece = (start - batch.bounds[shard]) // self._chunk
+            packed = rows if self._client.shares(shard) else pack(rows, self._client.compress)
+            yield shard, piece, pieces[shard], (self._placed(shard, batch.ids[start:end]), packed)
+
+    def _placed(self, shard: int, ids: Int64) -> Int64:
+        """Ids where the shard can read them; never in memory of the caller's, which may change."""
+        if not self._client.shares(shard):
+            return ids
+        room = self._client.room(shard, ids.shape, np.int64)
+        room[...] = ids
+        return room
+
+    def _ask(self, shard: int, verb: str, args: dict[str, Any], ids: Int64) -> Future[Reply]:
+        return self._submit(shard, verb, args, self._placed(shard, ids))
 
     def _submit(self, shard: int, verb: str, args: dict[str, Any], *arrays: NDArray[Any]) -> Future[Reply]:
         return self._client.submit(shard, verb, self._config.name, args, arrays)
@@ -199,23 +270,13 @@ class RemoteTable:
     def _every(self, verb: str, args: dict[str, Any]) -> list[Reply]:
         return _all([self._submit(shard, verb, args) for shard in range(self._client.shards)])
 
-    def _pushed(self, future: Future[Reply]) -> None:
-        with self._lock:
-            if future in self._pushes:
-                self._pushes.remove(future)
-                error = future.exception()
-                if error is not None:
-                    self._failed.append(error)
 
-
-def _composed(place: Index | None, inverse: Index | None) -> Index | None:
-    """place[inverse], where None is the identity."""
-    if place is None or inverse is None:
-        return inverse if place is None else place
-    return place[inverse]
+def _flat(ids: NDArray[Any]) -> Int64:
+    return np.ascontiguousarray(ids).reshape(-1)
 
 
 def _all(futures: list[Future[Reply]]) -> list[Reply]:
     """All replies; waits for every one before the first error is raised, so that nothing stays under way."""
-    wait(futures)
+    for future in futures:
+        future.exception()
     return [future.result() for future in futures]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -21,12 +22,22 @@ import zmq
 from heterps.errors import InvalidInput
 from heterps.ps.errors import WireError
 from heterps.ps.gate import Gate
-from heterps.ps.hosting import Host, MakeTable
+from heterps.ps.hosting import Host, MakeTable, Replies
 from heterps.ps.keys import Keys, piece_bytes, protect
 from heterps.ps.lanes import Lanes
+from heterps.ps.neighbours import Neighbours
 from heterps.ps.persistence import load_server, save_server
 from heterps.ps.sessions import Route, Session, Sessions, Verdict
-from heterps.ps.wire import MAX_FRAME_BYTES, MAX_OPERATIONS, Operation, Reply, decode_request, encode_replies
+from heterps.ps.shared import Arena, Offer
+from heterps.ps.wire import (
+    MAX_FRAME_BYTES,
+    MAX_OPERATIONS,
+    Operation,
+    Reply,
+    Unmapped,
+    decode_request,
+    encode_replies,
+)
 from heterps.store.config import TableConfig
 from heterps.store.table import SparseTable
 
@@ -56,6 +67,7 @@ class Server:
 
     It may listen at several addresses: tcp for other machines, with the job's keys, and ipc for its own, which costs no
     encryption. One thread reads and writes messages; `threads` others do the work, each table by one of them at a time.
+    With clients of its own machine it shares memory (`shared`), whatever the address: rows then cross uncopied.
     With `save_dir`, the tables and the state of clients found there are restored at the start and saved at the end.
     """
 
@@ -71,6 +83,7 @@ class Server:
         window: int = WINDOW,
         queued_bytes: int = QUEUED_BYTES,
         max_frame_bytes: int = MAX_FRAME_BYTES,
+        shared: bool = True,
     ) -> None:
         self._host = Host(make_table)
         self._sessions = Sessions(window=window)
@@ -81,8 +94,9 @@ class Server:
         self._queued_bytes = 0
         self._in_work = 0
         self._requests = self._malformed = 0
+        self._neighbours = Neighbours(Arena()) if shared else None
         self._started_s = time.monotonic()
-        self._outbox: deque[tuple[Session, list[Reply], int]] = deque()
+        self._outbox: deque[tuple[Replies, int]] = deque()
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._inner, self._outer = socket.socketpair()
@@ -99,6 +113,8 @@ class Server:
         except BaseException:
             self._close_sockets()
             raise
+        self._own_ways = self._poller(self._inner, *self._gate.sockets)
+        self._all_ways = self._poller(self._inner, *self._gate.sockets, *self._routers)
         self._lanes = Lanes(threads)
         self._savers = Lanes(1)
 
@@ -120,6 +136,13 @@ class Server:
         endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         self.addresses.append(endpoint.rstrip(b"\0").decode())
+
+    @staticmethod
+    def _poller(*ways: Any) -> zmq.Poller:
+        poller = zmq.Poller()
+        for way in ways:
+            poller.register(way, zmq.POLLIN)
+        return poller
 
     def start(self) -> Server:
         """Serves in a thread of its own."""
@@ -180,14 +203,8 @@ class Server:
 
     def _turn(self, *, reading: bool = True) -> None:
         """Waits for something to do, and does it."""
-        poller = zmq.Poller()
-        poller.register(self._inner, zmq.POLLIN)
-        for watched in self._gate.sockets:
-            poller.register(watched, zmq.POLLIN)
-        if reading and self._queued_bytes < self._most_queued_bytes:
-            for router in self._routers:
-                poller.register(router, zmq.POLLIN)
-        ready = dict(poller.poll())
+        reading = reading and self._queued_bytes < self._most_queued_bytes
+        ready = dict((self._all_ways if reading else self._own_ways).poll())
         if self._inner.fileno() in ready:
             self._inner.recv(4096)
         self._reply()
@@ -200,20 +217,24 @@ class Server:
 
     def _read(self, number: int) -> bool:
         """Takes some messages from a socket; False if there were none."""
+        router = self._routers[number]
         for taken in range(TURN_MESSAGES):
-            try:
-                name, *frames = self._routers[number].recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return taken > 0
+            name, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
-                request = decode_request([frame.buffer for frame in frames])
+                view_of = None if self._neighbours is None else self._neighbours.view_of
+                request = decode_request([frame.buffer for frame in frames], view_of)
+            except Unmapped as error:
+                self._send((number, name.bytes), [Reply(-1, "unmapped", str(error))])
+                continue
             except WireError as error:
                 self._malformed += 1
                 if self._malformed & (self._malformed - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a flood fills no disk
                     log.warning("%s (%d so far)", error, self._malformed)
                 self._send((number, name.bytes), [Reply(-1, "error", str(error))])
                 continue
-            session = self._sessions.hear(request.client, request.low, (number, name.bytes))
+            session = self._sessions.hear(request.client, request.low, (number, name.bytes), request.sharing)
             self._accept(session, request.operations)
         return True
 
@@ -230,46 +251,69 @@ class Server:
                 accepted.append((operation, True))
             elif verdict is Verdict.REPEAT:
                 answers.append(session.replies[operation.seq])
+            elif verdict is Verdict.HELD:
+                answers.append(Reply(operation.seq, "held"))
             elif verdict is not Verdict.STALE:
                 status = "gap" if verdict is Verdict.GAP else "busy"
                 answers.append(Reply(operation.seq, status, session.next))
         for (table, save), group in groupby(accepted, lambda entry: (entry[0].table, entry[0].verb == "save")):
             self._work(session, table, list(group), self._savers if save else self._lanes)
         if answers:
-            self._send(session.route, answers)
+            self._answer(session, answers)
 
     def _work(self, session: Session, table: str, batch: list[tuple[Operation, bool]], lanes: Lanes) -> None:
         size = sum(operation.nbytes for operation, _ in batch)
         self._requests += len(batch)
         self._in_work += 1
         self._queued_bytes += size
+        near, sharing, room = self._neighbours, session.sharing, None
+        if near is not None and sharing is not None and near.shares(sharing):
+            room = functools.partial(near.rows, sharing.offer)
 
         def job() -> None:
-            replies = [self._stats(op) if not table else self._host.run(op, again=again) for op, again in batch]
-            self._outbox.append((session, replies, size))
+            replies: Replies = []
+            for operation, again in batch:
+                if table:
+                    replies += self._host.run(operation, again=again, client=session, room=room)
+                else:
+                    replies.append((session, self._stats(operation)))
+            self._outbox.append((replies, size))
             self._wake()
 
         lanes.submit(table, job)
 
     def _reply(self) -> None:
         """Sends what the workers have done; what is done for one client in a row as one message."""
-        done: list[tuple[Session, Reply]] = []
+        if self._neighbours is not None and self._neighbours.crowded:
+            self._neighbours.leave_the_dead()
+        done: Replies = []
         while self._outbox:
-            session, replies, size = self._outbox.popleft()
+            replies, size = self._outbox.popleft()
             self._in_work -= 1
             self._queued_bytes -= size
-            for reply in replies:
+            for session, reply in replies:
                 session.finish(reply)
-                done.append((session, reply))
+            done += replies
         for _, group in groupby(done, lambda entry: id(entry[0])):
             entries = list(group)
             for first in range(0, len(entries), MAX_OPERATIONS):
                 part = entries[first : first + MAX_OPERATIONS]
-                self._send(part[0][0].route, [reply for _, reply in part])
+                self._answer(part[0][0], [reply for _, reply in part])
 
-    def _send(self, route: Route, replies: Iterable[Reply]) -> None:
+    def _answer(self, session: Session, replies: Iterable[Reply]) -> None:
+        """Sends replies, and the offer of shared memory to a client that could map it and has not."""
+        near, sharing, arena, offer = self._neighbours, session.sharing, None, None
+        if near is not None and near.shares(sharing):
+            arena = near.arena
+        elif near is not None and sharing is not None and near.view_of(sharing) is not None:
+            offer = near.arena.offer
+        self._send(session.route, replies, arena, offer)
+
+    def _send(
+        self, route: Route, replies: Iterable[Reply], arena: Arena | None = None, offer: Offer | None = None
+    ) -> None:
         number, name = route
-        frames = encode_replies(replies, piece_bytes=piece_bytes(self.addresses[number]))
+        frames = encode_replies(replies, piece_bytes=piece_bytes(self.addresses[number]), arena=arena, offer=offer)
         self._routers[number].send_multipart([name, *frames], copy=False)
 
     def _stats(self, operation: Operation) -> Reply:
@@ -279,6 +323,9 @@ class Server:
         value = {
             "tables": sorted(self._host.tables), "clients": len(self._sessions), "requests": self._requests,
             "malformed": self._malformed, "refused": self._gate.refused,
+            "sharing": 0 if self._neighbours is None else len(self._neighbours),
+            "shared_bytes": 0 if self._neighbours is None else self._neighbours.arena.held_bytes,
+            "held_bytes": sum(hosted.gathering.held_bytes for hosted in list(self._host.tables.values())),
             "queued_bytes": self._queued_bytes, "uptime_s": time.monotonic() - self._started_s, "pid": os.getpid(),
         }  # fmt: skip
         return Reply(operation.seq, "ok", value)
@@ -292,5 +339,7 @@ class Server:
         for router in self._routers:
             router.close()
         self._context.term()
+        if self._neighbours is not None:
+            self._neighbours.arena.close()
         self._inner.close()
         self._outer.close()

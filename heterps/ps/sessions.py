@@ -4,6 +4,9 @@ A client numbers its operations for a server 0, 1, 2, ... and sends them in orde
 number. A later one means that something was lost: the client is told to go back. An earlier one was sent again: if it
 is in work, the client is told to wait; if it is done, it gets the same reply. A client names the least number that it
 has no reply for, and what lies below is forgotten. All this outlives connections: 16 bytes of its own name the client.
+
+A part of a gathered push may be held for long, as it waits for other clients; it is then no longer in work, and blocks
+nothing. It is not done either: a server that restarts has lost it, and takes it once more.
 """
 
 from __future__ import annotations
@@ -11,11 +14,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
-from heterps.ps.wire import Reply
+from heterps.ps.wire import Reply, Sharing
 
 REMEMBERED_BYTES = 64 << 20
 """Replies kept for one client. Beyond, a repeated pull is read again, without being counted as another sight."""
+REMEMBERED_REPLIES = 4096
+"""The same in number, while a held part keeps the client's least number down: more than a client has under way."""
 MAX_SESSIONS = 16_384
 """Clients remembered; the one heard of longest ago is forgotten first (assumed: far above a job's workers)."""
 
@@ -32,6 +38,8 @@ class Verdict(Enum):
     """An earlier one is missing: the client goes back."""
     BUSY = auto()
     """In work, or too many are: the client waits."""
+    HELD = auto()
+    """Waits for parts of other clients."""
     REPEAT = auto()
     """Done, and its reply is at hand."""
     LOST = auto()
@@ -46,17 +54,23 @@ class Session:
 
     window: int
     """Operations of this client that may be in work."""
+    client: bytes = b""
     next: int = 0
     low: int = 0
     route: Route = (0, b"")
     """Its present connection."""
+    sharing: Sharing | None = None
+    """What it said last of shared memory."""
     working: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    """Held when the server ended: to be taken once more."""
     replies: dict[int, Reply] = field(default_factory=dict)
     remembered_bytes: int = 0
 
-    def hear(self, low: int, route: Route) -> None:
+    def hear(self, low: int, route: Route, sharing: Sharing | None = None) -> None:
         """A message came over `route`: the client has all replies below `low`."""
-        self.route = route
+        self.route, self.sharing = route, sharing
         if low > self.low:
             for seq in [seq for seq in self.replies if seq < low]:
                 self.remembered_bytes -= self.replies.pop(seq).nbytes
@@ -75,6 +89,12 @@ class Session:
             self.next += 1
             self.working.add(seq)
             return Verdict.NEW
+        if seq in self.lost:
+            self.lost.discard(seq)
+            self.working.add(seq)
+            return Verdict.NEW
+        if seq in self.held:
+            return Verdict.HELD
         if seq in self.working:
             return Verdict.BUSY
         return Verdict.REPEAT if seq in self.replies else Verdict.LOST
@@ -84,11 +104,20 @@ class Session:
         self.working.add(seq)
 
     def finish(self, reply: Reply) -> None:
-        """An operation is done: remembers its reply, if the client may still ask for it and it is not too large."""
+        """An operation is done: remembers its reply, if the client may still ask for it and it is not too large.
+
+        One that is held now leaves the work, but is not done.
+        """
         self.working.discard(reply.seq)
+        if reply.status == "held":
+            self.held.add(reply.seq)
+            return
+        self.held.discard(reply.seq)
         if reply.seq >= self.low and self.remembered_bytes + reply.nbytes <= REMEMBERED_BYTES:
             self.replies[reply.seq] = reply
             self.remembered_bytes += reply.nbytes
+            if len(self.replies) > REMEMBERED_REPLIES:
+                self.remembered_bytes -= self.replies.pop(next(iter(self.replies))).nbytes
 
 
 class Sessions:
@@ -101,28 +130,33 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def hear(self, client: bytes, low: int, route: Route) -> Session:
+    def hear(self, client: bytes, low: int, route: Route, sharing: Sharing | None = None) -> Session:
         """The client's session, made at its first message, which may come in the middle of its life."""
         session = self._sessions.get(client)
         if session is None:
-            session = self._sessions[client] = Session(window=self._window, next=low, low=low)
+            session = self._sessions[client] = Session(self._window, client, next=low, low=low)
             self._forget()
         self._sessions.move_to_end(client)
-        session.hear(low, route)
+        session.hear(low, route, sharing)
         return session
 
-    def to_dict(self) -> dict[str, int]:
-        """The next number of each client, to be saved."""
-        return {client.hex(): session.next for client, session in self._sessions.items()}
+    def to_dict(self) -> dict[str, Any]:
+        """The next number of each client, to be saved, and with it what is held, if anything is."""
+        return {
+            client.hex(): {"next": session.next, "held": sorted(session.held)} if session.held else session.next
+            for client, session in self._sessions.items()
+        }
 
-    def restore(self, saved: dict[str, int]) -> None:
-        """The inverse of `to_dict`: what was done before a restart is not done again."""
-        for client, number in saved.items():
-            self._sessions[bytes.fromhex(client)] = Session(window=self._window, next=number)
+    def restore(self, saved: dict[str, Any]) -> None:
+        """The inverse of `to_dict`: what was done before a restart is not done again, but what was held is."""
+        for name, entry in saved.items():
+            client = bytes.fromhex(name)
+            number, held = (entry["next"], entry["held"]) if isinstance(entry, dict) else (entry, [])
+            self._sessions[client] = Session(self._window, client, next=number, lost=set(held))
 
     def _forget(self) -> None:
         while len(self._sessions) > MAX_SESSIONS:
-            idle = next((client for client, session in self._sessions.items() if not session.working), None)
+            idle = next((c for c, session in self._sessions.items() if not session.working and not session.held), None)
             if idle is None:
                 return
             del self._sessions[idle]

@@ -20,7 +20,8 @@ Float32 = NDArray[np.float32]
 SALT = np.uint64(0x9FB21C651E98DF25)
 """Sets the shards' hash apart from any table's, so that the ids of a shard spread over all buckets of its table."""
 
-RECENT_BATCHES = 4
+RECENT_BATCHES = 8
+"""Prepared, pulled or pushed: as many as an asynchronous run has under way (assumed)."""
 RECENT_IDS = 1024
 """Fewer are told apart faster than they are looked up (assumed)."""
 
@@ -48,11 +49,6 @@ def distinct(ids: Int64) -> tuple[Int64, Index]:
     return unique, inverse
 
 
-def gather(rows: Float32, index: Index, out: Float32) -> None:
-    """out[i] = rows[index[i]]."""
-    _native.gather(rows, index, out)
-
-
 def scatter_add(grads: Float32, inverse: Index, count: int) -> Float32:
     """sums[j] = Σ grads[i] over inverse[i] = j, for the `count` ids and the inverse of `distinct`."""
     sums = np.empty((count, grads.shape[1]), np.float32)
@@ -60,55 +56,65 @@ def scatter_add(grads: Float32, inverse: Index, count: int) -> Float32:
     return sums
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Flat ids made ready for the servers: grouped by shard, mostly each distinct one once, and the way back."""
+
+    count: int
+    """Ids given."""
+    ids: Int64
+    """What is asked for: shard s has `ids[bounds[s]:bounds[s+1]]`."""
+    bounds: list[int]
+    number: Index | None
+    """Of each given id: its distinct one, as they first occur; None: ids were left as they are."""
+    place: Index | None
+    """Distinct id number n is ids[place[n]]; None: as they first occur."""
+    index: Index | None
+    """Given id number i is ids[index[i]]; None: as they were given."""
+
+    def sum_into(self, grads: Float32, stretches: list[Float32]) -> None:
+        """Writes the summed gradient of each of `ids`, in stretches that follow each other; of distinct ids only."""
+        assert self.number is not None
+        _native.sum_stretches(grads, self.number, self.place, len(self.ids), stretches)
+
+    def spread(self, stretches: list[Float32], out: Float32) -> None:
+        """Writes the row of each given id; the rows of `ids` lie in stretches that follow each other."""
+        if self.index is not None:
+            _native.gather_stretches(stretches, self.index, out)
+        elif stretches:
+            np.concatenate(stretches, out=out)
+
+
+def grouped(ids: Int64, shards: int) -> Batch:
+    """All ids, duplicates too, grouped by shard in their order within each."""
+    if shards == 1:
+        return Batch(len(ids), ids, [0, len(ids)], None, None, None)
+    by_shard, place, bounds = _native.split(ids, shards)
+    return Batch(len(ids), by_shard, bounds, None, place, place)
+
+
+def distinct_batch(ids: Int64, shards: int) -> Batch:
+    """Each distinct id once, grouped by shard, in the order of first occurrence within each."""
+    unique, number = distinct(ids)
+    if shards == 1:
+        return Batch(len(ids), unique, [0, len(unique)], number, None, number)
+    by_shard, place, bounds = _native.split(unique, shards)
+    return Batch(len(ids), by_shard, bounds, number, place, place[number])
+
+
 class Recent:
-    """Distinct ids of the latest batches: a push mostly follows a pull of the same ids. Safe in several threads."""
+    """The latest batches: a push mostly follows a pull of the same ids. Safe in several threads."""
 
     def __init__(self) -> None:
-        self._known: deque[tuple[Int64, Int64, Index]] = deque(maxlen=RECENT_BATCHES)
+        self._known: deque[tuple[Int64, Batch]] = deque(maxlen=RECENT_BATCHES)
 
-    def distinct(self, ids: Int64) -> tuple[Int64, Index]:
-        """As `distinct`; compares contents, so that ids changed in place are no trap."""
+    def batch(self, ids: Int64, shards: int) -> Batch:
+        """As `distinct_batch`; compares contents, so that ids changed in place are no trap."""
         if len(ids) < RECENT_IDS:
-            return distinct(ids)
-        for known, unique, inverse in tuple(self._known):
+            return distinct_batch(ids, shards)
+        for known, batch in tuple(self._known):
             if len(known) == len(ids) and known[0] == ids[0] and np.array_equal(known, ids):
-                return unique, inverse
-        unique, inverse = distinct(ids)
-        self._known.append((ids.copy(), unique, inverse))
-        return unique, inverse
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Ids grouped by shard: shard s has `ids[bounds[s]:bounds[s+1]]`."""
-
-    ids: Int64
-    bounds: list[int]
-    order: Index | None
-    """ids[i] is the given id number order[i]; None: as they were."""
-
-    def place(self) -> Index | None:
-        """The given id number j is ids[place[j]]; None: as they were."""
-        if self.order is None:
-            return None
-        place = np.empty_like(self.order)
-        place[self.order] = np.arange(len(place), dtype=np.uint32)
-        return place
-
-    def arrange(self, rows: Float32) -> Float32:
-        """Rows of the given ids as rows of the grouped ones."""
-        if self.order is None:
-            return rows
-        arranged = np.empty_like(rows)
-        gather(rows, self.order, arranged)
-        return arranged
-
-
-def split(ids: Int64, shards: int) -> Parts:
-    """Groups flat ids by shard, in their order within each."""
-    if shards == 1:
-        return Parts(ids, [0, len(ids)], None)
-    shard = shard_of(ids, shards)
-    order = np.argsort(shard.astype(np.uint16), kind="stable")  # radix sort: a server takes at most 65,536 shards
-    counts = np.bincount(shard, minlength=shards)
-    return Parts(ids[order], [0, *np.cumsum(counts).tolist()], order.astype(np.uint32))
+                return batch
+        batch = distinct_batch(ids, shards)
+        self._known.append((ids.copy(), batch))
+        return batch

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from heterps.errors import HeterPSError, InvalidInput
 from heterps.plan import Plan
+from heterps.report.colours import PALETTE, light
 from heterps.schedule.comparison import Comparison
+from heterps.schedule.simulation import Point
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACCENT, QUIET = "#2563eb", "#94a3b8"
+HALF = 0.5
+"""Efficiency below which units no longer pay: twice the money for each sample."""
 
 
 def plot_comparison(result: Comparison, path: str) -> None:
@@ -47,6 +51,31 @@ def plot_frontier(plans: Sequence[Plan], path: str) -> None:
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
+    save_figure(figure, path)
+
+
+def plot_scale(curves: Mapping[str, Sequence[Point]], path: str) -> None:
+    """Efficiency over units; where a curve falls below a half, what limits it there."""
+    figure = new_figure(height=4.2 + 0.1 * len(curves))
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(curves.items()):
+        style = "o-" if number < len(PALETTE) else "s--"  # colours come again after the last
+        units, left = [point.units for point in points], [point.efficiency for point in points]
+        axes.plot(units, left, style, markersize=3, linewidth=1.2, color=light(number), label=name)
+        broken = next((point for point in points if point.efficiency < HALF), None)
+        if broken is not None:
+            axes.annotate(
+                broken.limit, (broken.units, broken.efficiency), xytext=(-4, -3), textcoords="offset points",
+                fontsize=7, color=light(number), ha="right", va="top",
+            )  # fmt: skip
+    axes.axhline(HALF, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("units")
+    axes.set_ylabel("efficiency: what is left of each unit", fontsize=9)
+    axes.grid(alpha=0.3)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=2)
     save_figure(figure, path)
 
 

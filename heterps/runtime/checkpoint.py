@@ -7,39 +7,39 @@ A checkpoint is a directory `step-000000100` with
     training.pt         optimizer state by parameter name, random state
     tables/NAME         a snapshot of each table, full or a delta
 
-It is written under another name and renamed when it is whole and on disk, so that a killed run leaves only whole ones;
-`latest` names the newest. Older ones are removed when nothing builds on them any more.
+On this machine it is written under another name and renamed when it is whole and on disk, so that a killed run leaves
+only whole ones; `latest` names the newest. Older ones are removed when nothing builds on them any more.
+
+In storage behind a URL nothing can be renamed. All files but `state.json` go into a directory of their own below it,
+`parts-1a2b3c4d`, which `state.json` names; that comes last, and makes the checkpoint: without it there is none. So a
+checkpoint that is saved again, even by two processes at once, is always one of them. What killed runs leave behind is
+removed by the next save.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import random
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
 from heterps.errors import HeterPSError, InvalidInput
+from heterps.runtime import contents
+from heterps.runtime.contents import FORMAT, CheckpointFailed, State, files_of, read_header, reading
+from heterps.storage import Place, StorageFailed, Url, place, remove, sync
 from heterps.store import SparseTable, Table
 
-FORMAT = "heterps.checkpoint/1"
-
-
-class CheckpointFailed(HeterPSError):
-    """A checkpoint that could not be written or read; earlier ones are as they were."""
+__all__ = ["CheckpointFailed", "Checkpoints", "State", "Store"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +47,7 @@ class Checkpoints:
     """Where and how often a run saves. It also saves at its end, and when it is interrupted."""
 
     path: str | os.PathLike[str]
+    """A directory, or the URL of one in storage, as fsspec has it: s3://bucket/run, gs://, hdfs://, …"""
     every_steps: int | None = None
     every_minutes: float | None = None
     delta: bool = True
@@ -63,79 +64,125 @@ class Checkpoints:
                 raise InvalidInput(f"checkpoints: {name} is above 0, not {value}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class State:
-    """What a checkpoint holds beside the tables, which are loaded in place."""
-
-    step: int
-    samples: int
-    position: Any
-    """Of the data reader."""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    dense: Mapping[str, Tensor] = field(default_factory=dict)
-    optimizer: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
 class Store:
-    """Saves and loads the checkpoints of one directory."""
+    """Saves and loads the checkpoints of one directory, here or in storage. One process at a time saves there."""
 
     FULL_EVERY = 10
 
     def __init__(self, options: Checkpoints) -> None:
         self.options = options
-        self.path = Path(options.path).absolute()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointFailed(f"checkpoints in {self.path}: {error.strerror}; choose another path") from error
+        self.path: Place = place(options.path)
+        if isinstance(self.path, Path):
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CheckpointFailed(f"checkpoints in {self.path}: {error.strerror}; choose another path") from error
         self._previous: str | None = None
         self._deltas = 0
+        self._lost: set[str] = set()
+        """Checkpoints after the one that was taken up: of a run that was killed before `latest` named them."""
 
-    def newest(self) -> Path | None:
+    def newest(self) -> Place | None:
         """The newest whole checkpoint: the one `latest` names, or the last one if that is not there."""
         whole = self._whole()
         try:
-            named = self.path / (self.path / "latest").read_text().strip()
+            name = (self.path / "latest").read_text().strip()
         except FileNotFoundError:
-            named = self.path
-        return named if named in whole else whole[-1] if whole else None
+            name = ""
+        if self.path / name in whole:
+            return self.path / name
+        if isinstance(self.path, Url):  # storage may show a file whose upload was killed; `latest` does not name it
+            readable = [path for path in whole if contents.is_readable(path)]
+            whole = readable or (whole if name else [])
+        return whole[-1] if whole else None
 
-    def _whole(self) -> list[Path]:
-        return sorted(path.parent for path in self.path.glob("step-*/state.json"))
+    def _whole(self) -> list[Place]:
+        if isinstance(self.path, Path):
+            return sorted(path.parent for path in self.path.glob("step-*/state.json"))
+        return sorted(self.path / name for name, files in self._folders().items() if "state.json" in files)
 
-    def save(self, state: State, tables: Mapping[str, Table]) -> Path:
-        """Writes a checkpoint; when this returns it is on disk, whole."""
+    def _folders(self) -> dict[str, set[str]]:
+        """In storage: what lies in each directory of a checkpoint, whole or not."""
+        assert isinstance(self.path, Url)
+        folders: dict[str, set[str]] = {}
+        for name, *rest in (file.split("/") for file in self.path.files()):
+            if name.startswith("step-") and rest:
+                folders.setdefault(name, set()).add(rest[0])
+        return folders
+
+    def save(
+        self, state: State, tables: Mapping[str, Table], *, before_commit: Callable[[], None] = lambda: None
+    ) -> Place:
+        """Writes a checkpoint; when this returns it is on disk or in storage, whole.
+
+        `before_commit` is called when everything is written and nothing counts yet: if it raises, nothing ever does.
+        """
         name = f"step-{state.step:09d}"
-        target, draft = self.path / name, self.path / f".draft-{name}-{os.getpid()}"
+        target = self.path / name
         delta = self.options.delta and self._previous not in (None, name) and self._deltas < self.FULL_EVERY - 1
+        header = self._header(state, tables, delta)
+        save = self._save_here if isinstance(self.path, Path) else self._save_there
         try:
-            shutil.rmtree(draft, ignore_errors=True)
-            (draft / "tables").mkdir(parents=True)
-            for table_name, table in tables.items():
-                table.save(_where(draft, table_name, table), delta=delta)
-            save_file(_apart(state.dense), draft / "dense.safetensors")
-            training = io.BytesIO()  # torch's own writer hides why it fails
-            torch.save({"optimizer": state.optimizer, "random": random_state()}, training)
-            (draft / "training.pt").write_bytes(training.getbuffer())
-            (draft / "state.json").write_text(json.dumps(self._header(state, tables, delta), indent=1))
-            _sync(draft)
-            if target.exists():
-                self._discard(target)
-            draft.rename(target)
-            latest = self.path / ".latest"
-            latest.write_text(name)
-            _sync_one(latest)
-            latest.replace(self.path / "latest")
-            _sync_one(self.path)
+            save(name, header, state, tables, before_commit)
         except (OSError, RuntimeError, SafetensorError, HeterPSError) as error:  # a full disk may be any of these
-            shutil.rmtree(draft, ignore_errors=True)
             self._previous = None  # the tables' next delta would build on what is gone
             reason = getattr(error, "strerror", None) or error
             raise CheckpointFailed(f"checkpoint {target}: {reason}; earlier ones are intact") from error
         self._previous = name
         self._deltas = self._deltas + 1 if delta else 0
-        self._remove_old()
+        try:
+            self._remove_old(name)
+        except (StorageFailed, CheckpointFailed):
+            if isinstance(self.path, Path):
+                raise  # storage is tried again at the next save: this one is done
         return target
+
+    def _save_here(
+        self, name: str, header: dict[str, Any], state: State, tables: Mapping[str, Table], before: Callable[[], None]
+    ) -> None:
+        """On this machine: written under another name, brought to disk, and renamed."""
+        assert isinstance(self.path, Path)
+        target, draft = self.path / name, self.path / f".draft-{name}-{os.getpid()}"
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            (draft / "tables").mkdir(parents=True)
+            contents.write(draft, state, tables, delta=header["builds_on"] is not None)
+            (draft / "state.json").write_text(json.dumps(header, indent=1))
+            _sync(draft)
+            before()
+            if target.exists():
+                self._discard(target)
+            draft.rename(target)
+            latest = self.path / ".latest"
+            latest.write_text(name)
+            sync(latest)
+            latest.replace(self.path / "latest")
+            sync(self.path)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+    def _save_there(
+        self, name: str, header: dict[str, Any], state: State, tables: Mapping[str, Table], before: Callable[[], None]
+    ) -> None:
+        """In storage: all files, then `state.json`, which makes the checkpoint, then `latest`.
+
+        After an error nothing is removed: whether storage has taken `state.json` all the same cannot be known.
+        """
+        target, parts = self.path / name, f"parts-{uuid.uuid4().hex[:8]}"
+        contents.write(target / parts, state, tables, delta=header["builds_on"] is not None)
+        self._check_there(target / parts, header["builds_on"], tables)
+        before()
+        (target / "state.json").write_text(json.dumps({**header, "parts": parts}, indent=1))
+        (self.path / "latest").write_text(name)
+
+    def _check_there(self, files: Place, base: str | None, tables: Mapping[str, Table]) -> None:
+        """Whoever saves removes what others left behind: a process taken for dead must not commit what is gone."""
+        gone = contents.missing(files, tables)
+        if base is not None and not (self.path / base / "state.json").exists():
+            gone.append(base)
+        if gone:
+            raise CheckpointFailed(f"{', '.join(gone)} were removed meanwhile; does another run save there, too?")
 
     def _header(self, state: State, tables: Mapping[str, Table], delta: bool) -> dict[str, Any]:
         return {
@@ -144,121 +191,75 @@ class Store:
             "written": time.time(),
         }  # fmt: skip
 
-    def load(self, path: Path, tables: Mapping[str, Table]) -> State:
+    def load(self, path: Place, tables: Mapping[str, Table]) -> State:
         """Reads a checkpoint: tables, random state and the rest."""
         chain = self._chain(path)
-        header = _header(path)
+        header = read_header(path)
         if set(header["tables"]) != set(tables):
             raise CheckpointFailed(
                 f"{path}: has the tables {header['tables']}, the model {list(tables)}; is it another model's?"
             )
-        with _reading(path / "training.pt") as file:
+        files = files_of(path)
+        with reading(files / "training.pt") as file:
             training = torch.load(file, map_location="cpu", weights_only=True)
-        with _reading(path / "dense.safetensors") as file:
+        with reading(files / "dense.safetensors") as file:
             dense = load_file(file)
-        for part in chain:
+        for part in map(files_of, chain):
             for name, table in tables.items():
-                with _reading(_where(part, name, table)) as file:
-                    table.load(file)
-        set_random_state(training["random"])
-        moved = any(
-            _where(path, name, table).is_dir() == isinstance(table, SparseTable) for name, table in tables.items()
-        )
+                contents.load_table(contents.where(part, name, table), table)
+        contents.set_random_state(training["random"])
+        places = {name: contents.where(files, name, table) for name, table in tables.items()}
+        moved = any(places[name].is_dir() == isinstance(table, SparseTable) for name, table in tables.items())
         self._previous = None if moved else path.name  # a table that moved to servers, or back, has no snapshot there
         self._deltas = len(chain) - 1
+        self._lost = {other.name for other in self._whole() if other.name > path.name}
         return State(
             step=header["step"], samples=header["samples"], position=header["position"], metrics=header["metrics"],
             dense=dense, optimizer=training["optimizer"],
         )  # fmt: skip
 
-    def _chain(self, path: Path) -> list[Path]:
+    def _chain(self, path: Place) -> list[Place]:
         """The checkpoint and those its tables build on, the full one first."""
         chain = [path]
-        while (below := _header(chain[0])["builds_on"]) is not None:
+        while (below := read_header(chain[0])["builds_on"]) is not None:
             chain.insert(0, self.path / below)
         return chain
 
-    def _remove_old(self) -> None:
+    def _remove_old(self, saved: str) -> None:
+        self._lost.discard(saved)
         whole = self._whole()
-        needed = {part for path in whole[-self.options.keep :] for part in self._chain(path)}
+        alive = [path for path in whole if path.name not in self._lost]
+        needed = {part for path in alive[-self.options.keep :] for part in self._chain(path)}
         for path in reversed(whole):  # those that build on others first
             if path not in needed:
                 self._discard(path)
-        for draft in self.path.glob(".draft-*"):
-            shutil.rmtree(draft, ignore_errors=True)
+        self._remove_leftovers(saved)
 
-    def _discard(self, path: Path) -> None:
-        """Takes a checkpoint out of the way at once, for `_remove_old`: no kill leaves a part of one."""
-        path.rename(self.path / f".draft-old-{path.name}-{time.time_ns()}")
+    def _discard(self, path: Place) -> None:
+        """Takes a checkpoint out of the way at once: no kill leaves a part of one that counts as whole."""
+        if isinstance(path, Path):
+            path.rename(path.with_name(f".draft-old-{path.name}-{time.time_ns()}"))
+            return
+        with suppress(StorageFailed):
+            (path / "state.json").unlink(missing_ok=True)
+            path.remove()
 
-
-def _where(checkpoint: Path, name: str, table: Table) -> Path:
-    """Where a table's snapshot lies: a file, or the directory that its servers write their shards into."""
-    place = checkpoint / "tables" / quote(name, safe="")
-    file = place.with_name(f"{place.name}.hps")
-    return file if file.exists() or (isinstance(table, SparseTable) and not place.exists()) else place
-
-
-def _header(path: Path) -> dict[str, Any]:
-    with _reading(path / "state.json") as file:
-        header: dict[str, Any] = json.loads(file.read_text())
-        missing = {"step", "samples", "position", "metrics", "tables", "builds_on"} - header.keys()
-        if header.get("format") != FORMAT or missing:
-            raise ValueError(f"format {header.get('format')!r}, this version reads {FORMAT}")
-    return header
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[Path]:
-    """Whatever a broken file makes its reader raise becomes an error that names the file."""
-    try:
-        yield path
-    except Exception as error:
-        raise CheckpointFailed(f"checkpoint file {path} cannot be read: {error}") from error
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each with memory of its own, as safetensors wants it: layers may share a weight."""
-    seen: set[int] = set()
-    own = {}
-    for name, tensor in tensors.items():
-        pointer = tensor.untyped_storage().data_ptr()
-        own[name] = tensor.clone(memory_format=torch.contiguous_format) if pointer in seen else tensor.contiguous()
-        seen.add(pointer)
-    return own
-
-
-def random_state() -> dict[str, Any]:
-    """Of every generator a model may draw from."""
-    kind, keys, *rest = np.random.get_state()
-    return {
-        "python": random.getstate(), "numpy": (kind, np.asarray(keys).tolist(), *rest), "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }  # fmt: skip
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """The inverse of `random_state`; GPUs that were not there then keep theirs."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    def _remove_leftovers(self, saved: str) -> None:
+        """What is no part of a checkpoint: drafts, and uploads of runs that were killed."""
+        if isinstance(self.path, Path):
+            for draft in self.path.glob(".draft-*"):
+                remove(draft)
+            return
+        folders = self._folders()
+        left = [name for name, files in folders.items() if "state.json" not in files]
+        others = folders.get(saved, set()) - {"state.json", files_of(self.path / saved).name}
+        for name in [*left, *(f"{saved}/{other}" for other in others)]:
+            remove(self.path / name)
 
 
 def _sync(directory: Path) -> None:
     """Brings every file below a directory to disk."""
-    for path in [*_files(directory), *(path for path in directory.rglob("*") if path.is_dir()), directory]:
-        _sync_one(path)
-
-
-def _files(directory: Path) -> Iterable[Path]:
-    return (path for path in directory.rglob("*") if path.is_file())
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    below = list(directory.rglob("*"))
+    files, folders = [path for path in below if path.is_file()], [path for path in below if path.is_dir()]
+    for path in [*files, *folders, directory]:
+        sync(path)

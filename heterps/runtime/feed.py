@@ -4,21 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from heterps.data import Read, prefetch
+from heterps.data.source import Passes
 from heterps.errors import InvalidInput
 from heterps.models.batch import Batch
+
+if TYPE_CHECKING:  # a plain run needs no sockets
+    from heterps.runtime.cluster.reading import Crew
 
 
 class Feed(AbstractContextManager["Feed"]):
     """Reads batches in the background, where the data is a source; takes up at a position."""
 
+    shared = False
+    """Whether the data is read together with others, and batches hold only the columns that are needed here."""
+
     def __init__(
-        self, data: Any, *, batch_size: int, epochs: int | None, seed: int, position: Any = None, shuffle: bool = True
+        self,
+        data: Any,
+        *,
+        batch_size: int,
+        epochs: int | None,
+        seed: int,
+        position: Any = None,
+        shuffle: bool = True,
+        crew: Crew | None = None,
     ) -> None:
         """Opens the data.
 
@@ -29,10 +44,16 @@ class Feed(AbstractContextManager["Feed"]):
             seed: of shuffling.
             position: of an earlier feed of the same data; None: the beginning.
             shuffle: whether a source shuffles.
+            crew: with whom to read a source of ours; other data is read whole by everybody.
         """
         self._reader: Any = None
         if hasattr(data, "reader"):
-            reader = data.reader(batch_size=batch_size, epochs=epochs, seed=seed, position=position, shuffle=shuffle)
+            more: dict[str, Any] = {}
+            if crew is not None and isinstance(data, Passes):
+                self.shared, more = True, {"columns": crew.columns(data.columns), "through": crew.share}
+            reader = data.reader(
+                batch_size=batch_size, epochs=epochs, seed=seed, position=position, shuffle=shuffle, **more
+            )
             self._reader = prefetch(reader)
             self._reads: Iterator[Read] = iter(self._reader)
         elif isinstance(data, Iterable):

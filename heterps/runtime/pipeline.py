@@ -90,9 +90,8 @@ class Pipeline:
         self._wait(lambda: number - min(self._applied) < self._in_flight)
         self._submitted += 1
         for worker in self._workers:
-            own = {name: batch[name] for name in worker.stage.reads}
-            prepared = self._pool.submit(worker.stage.prepare, own)
-            worker.inbox.put(Fed(Step(number, own, bounds), prepared))
+            step = Step(number, {name: batch[name] for name in worker.stage.reads}, bounds)
+            worker.inbox.put(Fed(step, self._pool.submit(worker.stage.prepare, step)))
         return number
 
     def drain(self) -> None:

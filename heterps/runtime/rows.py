@@ -21,7 +21,7 @@ from heterps.store.interface import Pooling
 class Rows(Protocol):
     """The rows of one or more embedding layers of a stage.
 
-    `prepare` runs ahead, in another thread, and needs no weights; the rest is called by the stage's thread, in order:
+    `prepare` runs ahead, in another thread; the rest is called by the stage's thread, in order:
     pull, then for each micro-batch part and collect, then push.
     """
 
@@ -30,7 +30,7 @@ class Rows(Protocol):
         """Whose rows these are."""
         ...
 
-    def prepare(self, batch: Mapping[str, Value]) -> Any:
+    def prepare(self, step: int, batch: Mapping[str, Value]) -> Any:
         """Looks the ids of a batch up; what it gives is handed to `pull`."""
         ...
 
@@ -96,24 +96,30 @@ class HostRows:
         self._look_ahead = look_ahead
         self._steps: dict[int, _Step] = {}
 
-    def prepare(self, batch: Mapping[str, Value]) -> None:
-        """Looks the ids up, if the table can."""
-        table = self._shared.table
-        if self._look_ahead and isinstance(table, SparseTable):
-            ids = self._layer.ids_of(batch)
-            if isinstance(ids, Tensor):
-                table.prepare(ids)
+    def prepare(self, step: int, batch: Mapping[str, Value]) -> Tensor | None:
+        """Looks the ids up. Rows of servers are pulled here and now, where staleness leaves the time for it."""
+        table, ids = self._shared.table, self._layer.ids_of(batch)
+        if self._staleness and not isinstance(table, SparseTable):
+            self._shared.wait_for(step - 1 - self._staleness, own=True)
+            return self._pulled(ids)
+        if self._look_ahead and isinstance(ids, Tensor):
+            table.prepare(ids)
+        return None
 
     def pull(self, step: int, batch: Mapping[str, Value], prepared: Any) -> None:
         """See `Rows.pull`."""
-        self._shared.wait_for(step - 1 - self._staleness)
-        ids, table = self._layer.ids_of(batch), self._shared.table
-        if isinstance(ids, Bags):
-            pooling: Pooling = "mean" if self._layer.pooling == "mean" else "sum"
-            rows = table.bag(ids.ids, ids.offsets[:-1], mode=pooling)
-        else:
-            rows = table.pull(ids)
-        self._steps[step] = _Step(ids, self._layer.shaped(torch.as_tensor(rows), ids))
+        ids = self._layer.ids_of(batch)
+        if prepared is None:
+            self._shared.wait_for(step - 1 - self._staleness)
+        rows = self._pulled(ids) if prepared is None else prepared
+        self._steps[step] = _Step(ids, self._layer.shaped(rows, ids))
+
+    def _pulled(self, ids: Value) -> Tensor:
+        table = self._shared.table
+        if not isinstance(ids, Bags):
+            return torch.as_tensor(table.pull(ids))
+        pooling: Pooling = "mean" if self._layer.pooling == "mean" else "sum"
+        return torch.as_tensor(table.bag(ids.ids, ids.offsets[:-1], mode=pooling))
 
     def part(self, step: int, layer: SparseEmbedding, start: int, stop: int) -> Tensor:
         """See `Rows.part`."""
@@ -140,7 +146,7 @@ class HostRows:
 
     def set_lr(self, factor: float) -> None:
         """See `Rows.set_lr`."""
-        self._shared.table.set_lr(self._layer.options["lr"] * factor)
+        self._shared.set_lr(self._layer.options["lr"] * factor)
 
     def flush(self) -> None:
         """The table is always up to date."""
@@ -170,7 +176,7 @@ class DistinctRows:
         self._pulled: dict[int, list[_Pulled]] = {}
         self._free: list[tuple[Tensor, Tensor]] = []
 
-    def prepare(self, batch: Mapping[str, Value]) -> None:
+    def prepare(self, step: int, batch: Mapping[str, Value]) -> None:
         """A pull uses every core there is: nothing is gained by doing a part of it ahead."""
 
     def pull(self, step: int, batch: Mapping[str, Value], prepared: Any) -> None:
@@ -227,7 +233,7 @@ class DistinctRows:
 
     def set_lr(self, factor: float) -> None:
         """See `Rows.set_lr`."""
-        self._shared.table.set_lr(self._layer.options["lr"] * factor)
+        self._shared.set_lr(self._layer.options["lr"] * factor)
 
     def flush(self) -> None:
         """The table is always up to date."""

@@ -133,9 +133,9 @@ class Stage:
     def _writes(self, tensor: str | None) -> bool:
         return any(tensor in layer.writes for layer in self.layers)
 
-    def prepare(self, batch: Batch) -> Any:
-        """Work on a batch that needs no weights, done ahead and in another thread: looking ids up."""
-        return [rows.prepare(batch) for rows in self.rows]
+    def prepare(self, step: Step) -> Any:
+        """Work on a step that needs no dense weights, done ahead and in another thread: looking ids up."""
+        return [rows.prepare(step.number, step.whole) for rows in self.rows]
 
     def begin(self, step: Step, prepared: Any) -> None:
         """Starts a step with what `prepare` gave for its batch: gets the rows."""

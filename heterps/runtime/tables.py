@@ -71,9 +71,9 @@ class SharedPush:
         self._pushed = -1
         self._failed = False
 
-    def wait_for(self, step: int) -> None:
-        """Returns when the gradients of `step` are pushed."""
-        if self.users == 1:
+    def wait_for(self, step: int, *, own: bool = False) -> None:
+        """Returns when the gradients of `step` are pushed; those of the only user are, unless it asks for its `own`."""
+        if self.users == 1 and not own:
             return
         with self._condition:
             self._condition.wait_for(lambda: self._pushed >= step or self._failed)
@@ -82,6 +82,9 @@ class SharedPush:
         """Adds the gradients of one layer, by its name."""
         if self.users == 1:
             _push(self.table, ids, grads, pooling)
+            with self._condition:
+                self._pushed = step
+                self._condition.notify_all()
             return
         with self._condition:
             waiting = self._waiting.setdefault(step, {})
@@ -93,6 +96,10 @@ class SharedPush:
             self.table.push(torch.cat([ids for ids, _ in flat]), torch.cat([rows for _, rows in flat]))
             self._pushed = step
             self._condition.notify_all()
+
+    def set_lr(self, lr: float) -> None:
+        """Learning rate of the pushes that follow."""
+        self.table.set_lr(lr)
 
     def fail(self) -> None:
         """Wakes whoever waits: the run is over."""

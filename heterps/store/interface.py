@@ -52,6 +52,10 @@ class Table(Protocol):
         """
         ...
 
+    def prepare(self, ids: Ids) -> None:
+        """Does ahead what a pull of these ids needs; only for speed."""
+        ...
+
     def push(self, ids: Ids, grads: Rows) -> None:
         """Applies gradients: duplicates are summed, then each row is updated once. Ids without a row are created."""
         ...

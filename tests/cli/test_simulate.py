@@ -60,9 +60,27 @@ def test_everything_that_costs_is_named(plan_file: Path) -> None:
     assert json.loads(run(plan_file, *BUILT_IN, *options, "--json", "--seed", "1")) != shown
 
 
+def test_units_give_a_table_a_plot_and_json(plan_file: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "scale.png"
+    text = run(plan_file, *BUILT_IN, "--units", "100,1000", "--jitter", "0.1", "--plot", plot)
+    for words in ("efficiency", "limit", "100.0%", "1,000", f"plot written to {plot}"):
+        assert words in text
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    shown = json.loads(run(plan_file, *BUILT_IN, "--units", "100,1000", "--grow-batch", "--fixed-server", "--json"))
+    assert [point["units"] for point in shown] == [100, 1000]
+    assert shown[1]["batch_size"] == 10 * shown[0]["batch_size"]
+    assert shown[1]["server_units"] == shown[0]["server_units"]
+    assert shown[1]["limit"] == "parameter server"
+
+
 def test_bad_input_is_refused(plan_file: Path) -> None:
     with pytest.raises(InvalidInput, match="--jitter is -1"):
         run(plan_file, *BUILT_IN, "--jitter", "-1")
+    with pytest.raises(InvalidInput, match="--units is 'many'"):
+        run(plan_file, *BUILT_IN, "--units", "many")
+    for alone in ("--grow-batch", "--fixed-server"):
+        with pytest.raises(InvalidInput, match="go with --units"):
+            run(plan_file, *BUILT_IN, alone)
     with pytest.raises(InvalidInput, match="stale"):
         run(plan_file, "--model", "matchnet", "--cluster", "paper")
 

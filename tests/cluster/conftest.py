@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.jobs import processes, wait_for
+from tests.cluster.jobs import parent, processes, wait_for
+
+
+def own_raylets() -> list[int]:
+    """Ray nodes that this process started; others may run here too."""
+    return [pid for pid in processes("raylet/raylet") if parent(pid) == os.getpid()]
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +21,6 @@ def cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray", reason="engine ray needs ray: pip install heterps[ray]")
     from ray.cluster_utils import Cluster
 
-    before = set(processes("raylet"))
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
     try:
         made.add_node(num_cpus=3)
@@ -24,4 +29,4 @@ def cluster() -> Iterator[None]:
     finally:
         ray.shutdown()
         made.shutdown()
-        assert wait_for(lambda: set(processes("raylet")) <= before), "raylets are left"
+        assert wait_for(lambda: not own_raylets()), "raylets are left"

@@ -32,6 +32,22 @@ def broken_model() -> tuple[Any, Any]:
     return chain, batches
 
 
+def slow_model(name: str, folder: str) -> tuple[Any, Any]:
+    """In the first process that computes, a dense layer takes its time."""
+    chain, data = reference.build(name), reference.batches(name) * 4
+    layer = next(layer for layer in chain.layers if layer.name == "fc1")
+    forward, mine = layer.forward, Faulty([], Path(folder), ())
+
+    def slowly(*values: Any) -> Any:
+        if not hasattr(mine, "slow"):
+            mine.slow = mine._claim(0)  # type: ignore[attr-defined]
+        time.sleep(0.06 if mine.slow else 0.01)  # type: ignore[attr-defined]
+        return forward(*values)
+
+    layer.forward = slowly
+    return chain, data
+
+
 class Faulty:
     """Batches; whoever is the first to read one with a fault suffers it, once in the whole test."""
 
@@ -73,16 +89,16 @@ def of_cluster(driver: int, title: str) -> list[int]:
 
 def processes(title: str) -> list[int]:
     """Processes whose command line holds some text."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                text = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if title in text:
-                found.append(int(entry.name))
-    return sorted(found)
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return sorted(pid for pid in pids if title in title_of(pid))
+
+
+def title_of(pid: int) -> str:
+    """The command line of a process; empty if it is gone."""
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def parent(pid: int) -> int:

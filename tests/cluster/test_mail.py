@@ -163,3 +163,22 @@ def test_a_handler_gets_what_came_before_it(post: Open):
     two.on("forward", lambda message: heard.append(message.step))
     one.send(THERE, Message("forward", 1, "0"))
     assert wait_for(lambda: heard == [0, 1])
+
+
+def test_a_broken_connection_is_told_at_once(post: Open):
+    """Whoever waits need not wait for a time limit; a stranger that comes and goes breaks nothing."""
+    keys = Keys.generate()
+    one, two = post(keys, me=HERE), post(keys, me=THERE)
+    one.connect({THERE: two.address})
+    lost: list[PeerLost] = []
+    one.on_lost = lost.append
+    one.send(THERE, Message("forward", 0, "0"))
+    two.take("forward", 0, "0")
+    stranger = post(Keys.generate())
+    stranger.connect({HERE: one.address})
+    assert wait_for(lambda: one.refused > 0)
+    assert not lost
+    two.close()
+    with pytest.raises(PeerLost, match="stage 1 replica 0 broke"):
+        one.take("backward", 0, "0")
+    assert wait_for(lambda: len(lost) > 0)

@@ -20,6 +20,7 @@ from heterps.ps import Client
 from heterps.store import SparseTable
 from heterps.store.config import STATE_FLOATS, Optimizer, TableConfig
 from tests.ps.running import running_server
+from tests.ps.tiny import MAKE, tiny_blocks
 from tests.store.reference import ReferenceTable, first_value
 
 NAMES = sorted(STATE_FLOATS)
@@ -59,10 +60,22 @@ class Remote(Maker):
 
     local = False
 
-    def __init__(self, shards: int, directory: Path, factory: str | None = None) -> None:
+    def __init__(
+        self,
+        shards: int,
+        directory: Path,
+        factory: str | None = None,
+        *,
+        ipc: bool = False,
+        shared: bool = False,
+    ) -> None:
+        """`shared`: every array crosses in shared memory, else none does."""
         self.numbers, self.stack = itertools.count(), contextlib.ExitStack()
-        addresses, keys = self.stack.enter_context(running_server(directory, make=factory, shards=shards))
-        self.client = self.stack.enter_context(Client(addresses, keys))
+        if shared:
+            factory = MAKE
+            self.stack.enter_context(tiny_blocks())
+        addresses, keys = self.stack.enter_context(running_server(directory, make=factory, shards=shards, ipc=ipc))
+        self.client = self.stack.enter_context(Client(addresses, keys, shared=shared))
 
     def __call__(self, config: TableConfig, *, clock: Callable[[], float] | None = None) -> Any:
         assert clock is None, "a server has its own clock"
@@ -77,7 +90,9 @@ MAKERS: dict[str, Callable[[Path], Maker]] = {
     "local": lambda directory: Local(1),
     "local, 2 threads": lambda directory: Local(2),
     "remote": lambda directory: Remote(1, directory),
+    "remote, ipc": lambda directory: Remote(1, directory, ipc=True),
     "remote, 2 shards": lambda directory: Remote(2, directory),
+    "remote, shared memory, 2 shards": lambda directory: Remote(2, directory, shared=True),
     # Tells errors of the way to the servers from errors of the native core.
     "remote reference, 2 shards": lambda directory: Remote(2, directory, "tests.store.reference:make_reference"),
 }

@@ -143,3 +143,27 @@ def test_row_groups_of_every_size(tmp_path: Path):
 def test_files_without_rows(tmp_path: Path):
     path = write(tmp_path / "a.parquet", {"n": pa.array([], pa.float32())})
     assert read(Parquet(path, dense=["n"])) == []
+
+
+def test_only_what_is_needed_is_read(tmp_path: Path):
+    """Numbers can make a row malformed, so they are always read; ids that are not asked for may be anything."""
+    columns = {"y": pa.array([0.0, 1.0, 1.0]), "x": pa.array([1.0, math.inf, 2.0]),
+               "c": pa.array([1, 2, 2**64 - 1], pa.uint64()), "t": pa.array([[1], [], [2, 3]])}  # fmt: skip
+    path = write(tmp_path / "a.parquet", columns)
+    source = Parquet(path, label="y", dense=["x"], sparse=["c"], multi=["t"], hash=False, max_bad_rows=1)
+    assert source.needed(["label"]) == ["y", "x"]
+    assert source.needed(["ids", "dense"]) == ["y", "x", "c"]
+    with pytest.raises(HeterPSError, match="18446744073709551615"):
+        read(source)
+    with source.reader(batch_size=7, shuffle=False, columns=["label", "t"]) as reader:
+        assert rows_of(reader) == [(0, (1,)), (1, (2, 3))]
+        assert reader.skipped == 1
+
+
+def test_a_large_row_group_is_one_section(tmp_path: Path):
+    path = write(tmp_path / "a.parquet", {"n": pa.array(np.arange(50.0))}, row_group_size=20)
+    source = Parquet(path, dense=["n"], shuffle_rows=8)
+    way = source.make_pass(batch_size=5, seed=0, shuffle=False, shard=(0, 1), columns=["dense"])
+    assert list(way.sections(0, ())) == [(0,), (3,), (6,)]
+    assert list(way.sections(0, (1,))) == [(1,), (3,), (6,)]
+    assert [part.last for part in way.parts(0, ())] == [False, False, True, False, False, True, False, True]

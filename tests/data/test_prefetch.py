@@ -151,3 +151,26 @@ def test_both_threads_of_a_real_reader_end(tmp_path):
     assert not threads()
     with prefetch(source.reader(batch_size=10)) as ahead:
         assert rows_of(ahead) == rows_of(source.reader(batch_size=10))
+
+
+def test_closing_frees_a_source_that_waits_for_others():
+    stuck, free = threading.Event(), threading.Event()
+
+    def source() -> Generator[int]:
+        stuck.set()
+        free.wait(10)
+        yield 1
+
+    ahead: Ahead[int] = Ahead(source(), depth=1, stop=free.set)
+    assert stuck.wait(10)
+    ahead.close()
+    assert not threads()
+    free.clear()
+    done: Ahead[int] = Ahead(iter_closing([1]), depth=1, stop=free.set)
+    assert list(done) == [1]
+    done.close()
+    assert not free.is_set(), "it had ended by itself"
+
+
+def iter_closing(items: list[int]) -> Generator[int]:
+    yield from items

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from heterps.data import make_source, prefetch
+from heterps.data.rows import to_batch
 from heterps.errors import HeterPSError, InvalidInput
 from tests.data.conftest import KINDS, Known
 from tests.data.reference import rows_of, rows_of_batch
@@ -160,3 +161,37 @@ def test_a_position_of_another_reader_is_refused(kind: str, known_sources: dict[
 @kinds
 def test_a_source_is_its_own_spec(kind: str, known_sources: dict[str, Known]):
     assert make_source(known_sources[kind].source) is known_sources[kind].source
+
+
+@kinds
+@some
+@given(options=options, fraction=st.sampled_from([0, 0.3]), data=st.data())
+def test_some_columns_alone_are_the_same_rows(kind: str, known_sources, options, fraction: float, data):
+    source = known_sources[kind].source.split(fraction)[0] if fraction else known_sources[kind].source
+    chosen = data.draw(st.sets(st.sampled_from(source.columns), min_size=1))
+    everything, few = list(source.reader(**options)), list(source.reader(**options, columns=chosen))
+    assert [read.position for read in few] == [read.position for read in everything]
+    for one, other in zip(few, everything, strict=True):
+        assert tuple(one.batch) == tuple(name for name in source.columns if name in chosen)
+        assert rows_of_batch(one.batch) == rows_of_batch({name: other.batch[name] for name in one.batch})
+    with pytest.raises(InvalidInput, match="columns: at least one of"):
+        source.reader(**options, columns=["colour"])
+
+
+@kinds
+@some
+@given(options=options, epoch=st.integers(0, 2), start=st.integers(0, 500))
+def test_sections_can_be_decoded_one_by_one(kind: str, known_sources, options, epoch: int, start: int):
+    source = known_sources[kind].source
+    way = source.make_pass(**options, shard=(0, 1), columns=source.columns)
+    parts = list(way.parts(epoch, ()))
+    places = list(way.sections(epoch, ()))
+    alone = [part for place in places for part in way.decode(epoch, [place])]
+    assert [(part.place, part.after) for part in alone] == [(part.place, part.after) for part in parts]
+    assert sum(part.last for part in parts) == len(places)
+    for one, other in zip(alone, parts, strict=True):
+        rows = (rows_of_batch(to_batch(part.take(0, len(part)))) for part in (one, other))
+        assert next(rows) == next(rows)
+    start %= len(parts)
+    rest = list(way.parts(epoch, parts[start].place))
+    assert [part.place for part in rest] == [part.place for part in parts[start:]]

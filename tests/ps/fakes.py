@@ -35,7 +35,7 @@ class FakeTable:
 
     def pull(self, ids: Any, *, out: Any = None, create: bool = True) -> np.ndarray:
         with self.lock:
-            rows = np.empty((len(ids), self.config.dim), np.float32)
+            rows = np.empty((len(ids), self.config.dim), np.float32) if out is None else out
             for i, number in enumerate(ids.tolist()):
                 row = self.rows.get(number)
                 if row is not None:

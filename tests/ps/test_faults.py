@@ -29,12 +29,12 @@ class Forgetful(Server):
 
     sent = lost = 0
 
-    def _send(self, route, replies):
+    def _send(self, route, replies, *shared):
         self.sent += 1
         if self.sent % 3 == 0:
             self.lost += 1
         else:
-            super()._send(route, replies)
+            super()._send(route, replies, *shared)
 
 
 def test_a_push_whose_confirmation_is_lost_is_applied_once(connect):
@@ -169,7 +169,7 @@ def test_an_oversized_frame_drops_its_sender_alone(tmp_path):
     with (
         Server("tcp://127.0.0.1:*", keys, make_table=make_fake, max_frame_bytes=100_000).start() as server,
         Client(server.addresses, keys) as good,
-        Client(server.addresses, keys, timeout_s=0.2, retries=1) as bad,
+        Client(server.addresses, keys, timeout_s=0.2, retries=1, shared=False) as bad,
     ):
         table = good.table(CONFIG)
         big = bad.table(CONFIG)

@@ -14,7 +14,7 @@ from heterps.ps.client import Client
 from heterps.ps.keys import protect
 from heterps.store.config import Optimizer, TableConfig
 from tests.ps.fakes import FakeTable
-from tests.ps.messages import mutate, valid_request
+from tests.ps.messages import Neighbour, mutate, valid_request
 from tests.ps.running import FAKE, Process
 
 CONFIG = TableConfig(name="mine", dim=4, optimizer=Optimizer(name="sgd", lr=1.0), init_scale=1.0)
@@ -26,24 +26,25 @@ LAST = 123_456_789
 
 def fuzz(server: Process, messages: int, seed: int) -> int:
     """Sends messages, reads whatever comes back; returns how many replies came."""
-    source = random.Random(seed)
+    source, near = random.Random(seed), Neighbour()
     replies = 0
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         protect(dealer, server.address, server.keys, server=False)
         dealer.connect(server.address)
         for number in range(messages):
-            frames = mutate(valid_request(source), source) or [b""]
+            frames = mutate(valid_request(source, near), source) or [b""]
             dealer.send_multipart(frames)
             if number % FLIGHT == FLIGHT - 1:
                 while dealer.poll(0):
-                    dealer.recv_multipart()
+                    near.hear(dealer.recv_multipart())
                     replies += 1
         last = wire.Operation(LAST, "stats", "", {})
         dealer.send_multipart(wire.encode_request(wire.Request(bytes(16), LAST, [last])))
         while dealer.poll(20_000):
             replies += 1
-            if any(reply.seq == LAST for reply in wire.decode_replies(dealer.recv_multipart())):
+            if any(reply.seq == LAST for reply in near.hear(dealer.recv_multipart())):
+                assert near.view is not None
                 return replies
     raise AssertionError(f"seed {seed}: no answer to the last message\n{server.log[-2000:]}")
 
@@ -65,6 +66,7 @@ def run(directory: Path, messages: int, rounds: int) -> list[int]:
             stats = client.stats()[0]
             assert stats["malformed"] > messages // 10
             assert stats["queued_bytes"] == 0
+            assert stats["shared_bytes"] < 8 << 20
         assert server.terminate() == 0, server.log[-2000:]
         assert "Traceback" not in server.log
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from heterps.errors import InvalidInput
 from heterps.ps.bags import check_bags, pool, spread
-from heterps.ps.shards import Recent, distinct, gather, scatter_add, shard_of, split
+from heterps.ps.shards import Recent, distinct, distinct_batch, grouped, scatter_add, shard_of
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5), max_size=60).map(lambda x: np.array(x, np.int64))
 
@@ -27,14 +29,43 @@ def plain_shard(number: int, shards: int) -> int:
 @settings(deadline=None)
 @given(IDS, st.integers(1, 9))
 def test_ids_are_grouped_by_shard(ids: np.ndarray, shards: int):
-    parts = split(ids, shards)
-    for shard in range(shards):
-        mine = parts.ids[parts.bounds[shard] : parts.bounds[shard + 1]]
-        assert mine.tolist() == [number for number in ids.tolist() if plain_shard(number, shards) == shard]
-    place = np.arange(len(ids)) if (found := parts.place()) is None else found
-    assert parts.ids[place].tolist() == ids.tolist()
-    rows = np.arange(len(ids) * 2, dtype=np.float32).reshape(-1, 2)
-    np.testing.assert_array_equal(parts.arrange(rows)[place], rows)
+    all_of, each = grouped(ids, shards), distinct_batch(ids, shards)
+    for batch, expected in ((all_of, ids.tolist()), (each, list(dict.fromkeys(ids.tolist())))):
+        for shard in range(shards):
+            mine = batch.ids[batch.bounds[shard] : batch.bounds[shard + 1]]
+            assert mine.tolist() == [number for number in expected if plain_shard(number, shards) == shard]
+        index = np.arange(len(ids)) if batch.index is None else batch.index
+        assert batch.ids[index].tolist() == ids.tolist()
+        assert shard_of(batch.ids, shards).tolist() == sorted(shard_of(batch.ids, shards).tolist())
+
+
+@settings(deadline=None)
+@given(IDS, st.integers(1, 4), st.sampled_from([1, 3, 8, 16, 20]), st.integers(1, 30))
+def test_rows_are_gathered_and_gradients_summed_where_they_lie(ids: np.ndarray, shards: int, dim: int, chunk: int):
+    """The rows of a batch lie in any number of arrays, of shards and chunks of them."""
+    batch = distinct_batch(ids, shards)
+    bounds = sorted({*batch.bounds, *range(0, len(batch.ids), chunk)})
+    stretches = [np.full((b - a, dim), 7, np.float32) for a, b in pairwise(bounds)]
+    grads = np.arange(len(ids) * dim, dtype=np.float32).reshape(-1, dim)
+    batch.sum_into(grads, stretches)
+    sums = np.concatenate([np.empty((0, dim), np.float32), *stretches])
+    for j, number in enumerate(batch.ids.tolist()):
+        np.testing.assert_array_equal(sums[j], grads[ids == number].sum(axis=0))
+    out = np.empty_like(grads)
+    batch.spread(stretches, out)
+    np.testing.assert_array_equal(out, sums[batch.index])
+
+
+def test_rows_that_are_not_there_are_refused():
+    batch = distinct_batch(np.array([1, 2, 1]), 1)
+    rows = np.zeros((3, 4), np.float32)
+    with pytest.raises(ValueError, match="no such row"):
+        batch.spread([rows[:1]], rows)
+    for stretches in ([rows[:1]], [rows], []):
+        with pytest.raises(ValueError, match="rows for others"):
+            batch.sum_into(rows, stretches)
+    with pytest.raises(TypeError):
+        batch.sum_into(rows, [np.zeros((2, 4))])
 
 
 def test_shards_are_balanced():
@@ -44,7 +75,7 @@ def test_shards_are_balanced():
 
 @settings(deadline=None)
 @given(IDS)
-def test_distinct_gather_and_sums(ids: np.ndarray):
+def test_distinct_ids_and_sums(ids: np.ndarray):
     unique, inverse = distinct(ids)
     assert sorted(unique.tolist()) == sorted(set(ids.tolist()))
     assert unique[inverse].tolist() == ids.tolist()
@@ -52,9 +83,6 @@ def test_distinct_gather_and_sums(ids: np.ndarray):
     sums = scatter_add(grads, inverse, len(unique))
     for j, number in enumerate(unique.tolist()):
         np.testing.assert_array_equal(sums[j], grads[ids == number].sum(axis=0))
-    out = np.empty_like(grads)
-    gather(sums, inverse, out)
-    np.testing.assert_array_equal(out, sums[inverse])
 
 
 def test_recent_batches_are_told_by_content():
@@ -64,9 +92,9 @@ def test_recent_batches_are_told_by_content():
     for turn in range(12):
         if turn % 3 == 0:
             ids[turn] += 1  # in place
-        unique, inverse = recent.distinct(ids)
-        assert unique[inverse].tolist() == ids.tolist()
-    assert recent.distinct(ids)[0] is unique
+        batch = recent.batch(ids, 2)
+        assert batch.ids[batch.index].tolist() == ids.tolist()
+    assert recent.batch(ids, 2) is batch
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])

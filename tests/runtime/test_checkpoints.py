@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,31 @@ from heterps.models import Chain, Layer
 from heterps.runtime import Checkpoints, Result, checkpoint, train
 from heterps.runtime.checkpoint import CheckpointFailed, State, Store
 from heterps.store import SparseTable
+from tests import bucket
 from tests.runtime.chains import IDS, random_batches, seeded, small
 from tests.runtime.plain import rows_of
 from tests.runtime.plans import make_plan
 from tests.runtime.test_layers import CASES, tied
 
 BATCHES = random_batches(24)
+
+
+@dataclass(frozen=True)
+class Where:
+    """A directory of this machine, or the URL of storage whose files lie in one."""
+
+    given: str | Path
+    root: Path
+
+    def file(self, step: int, name: str) -> Path:
+        """A file of a checkpoint; in storage those but state.json lie one level lower."""
+        (found,) = (self.root / f"step-{step:09d}").glob(name if name == "state.json" else f"**/{name}")
+        return found
+
+
+@pytest.fixture(params=["here", "bucket"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
+    return Where(tmp_path if request.param == "here" else bucket.url(tmp_path), tmp_path)
 
 
 @seeded
@@ -39,7 +59,7 @@ def dropping() -> Chain:
     return Chain(*layers, drop, Layer("logit", logit.module, reads="dropped", writes="logit"), last)
 
 
-def run(path: Path | None, steps: int, *, make: Any = small, cuts: tuple[int, ...] = (1, 3), data: Any = BATCHES,
+def run(path: str | Path | None, steps: int, *, make: Any = small, cuts: tuple[int, ...] = (1, 3), data: Any = BATCHES,
         every: int = 4, **settings: Any) -> tuple[Chain, Result]:  # fmt: skip
     chain = make()
     options = {name: settings.pop(name) for name in ("delta", "keep") if name in settings}
@@ -63,10 +83,10 @@ def names(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("delta", [True, False])
 @pytest.mark.parametrize("first", [1, 4, 10, 23])
-def test_a_resumed_run_is_the_unbroken_one(first: int, delta: bool, tmp_path: Path):
+def test_a_resumed_run_is_the_unbroken_one(first: int, delta: bool, where: Where):
     unbroken, whole = run(None, 24)
-    _, before = run(tmp_path, first, delta=delta)
-    chain, after = run(tmp_path, 24, delta=delta)
+    _, before = run(where.given, first, delta=delta)
+    chain, after = run(where.given, 24, delta=delta)
     assert before.losses + after.losses == whole.losses
     assert (after.auc, after.samples, after.steps) == (whole.auc, whole.samples, 24)
     assert_same_bits(chain, unbroken)
@@ -75,99 +95,99 @@ def test_a_resumed_run_is_the_unbroken_one(first: int, delta: bool, tmp_path: Pa
 @pytest.mark.parametrize(
     "name", ["one_table_at_both_ends", "bags", "embeddings_everywhere", "only_rows_learn", "no_rows"]
 )
-def test_chains_of_other_shapes(name: str, tmp_path: Path):
+def test_chains_of_other_shapes(name: str, where: Where):
     cuts = (1, 2) if name in ("only_rows_learn", "no_rows") else (1, 3)
     unbroken, whole = run(None, 24, make=CASES[name], cuts=cuts)
-    _, before = run(tmp_path, 10, make=CASES[name], cuts=cuts)
-    chain, after = run(tmp_path, 24, make=CASES[name], cuts=cuts)
+    _, before = run(where.given, 10, make=CASES[name], cuts=cuts)
+    chain, after = run(where.given, 24, make=CASES[name], cuts=cuts)
     assert before.losses + after.losses == whole.losses
     assert_same_bits(chain, unbroken)
 
 
-def test_layers_that_share_a_weight(tmp_path: Path):
+def test_layers_that_share_a_weight(where: Where):
     unbroken, whole = run(None, 24, make=tied, cuts=(1,))
-    _, before = run(tmp_path, 10, make=tied, cuts=(1,))
-    chain, after = run(tmp_path, 24, make=tied, cuts=(1,))
+    _, before = run(where.given, 10, make=tied, cuts=(1,))
+    chain, after = run(where.given, 24, make=tied, cuts=(1,))
     assert before.losses + after.losses == whole.losses
     assert_same_bits(chain, unbroken)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "adagrad", "sgd", "rmsprop"])
-def test_state_of_dense_optimizers(optimizer: str, tmp_path: Path):
+def test_state_of_dense_optimizers(optimizer: str, where: Where):
     unbroken, _ = run(None, 24, optimizer=optimizer, clip_norm=0.5)
-    run(tmp_path, 10, optimizer=optimizer, clip_norm=0.5)
-    chain, _ = run(tmp_path, 24, optimizer=optimizer, clip_norm=0.5)
+    run(where.given, 10, optimizer=optimizer, clip_norm=0.5)
+    chain, _ = run(where.given, 24, optimizer=optimizer, clip_norm=0.5)
     assert_same_bits(chain, unbroken)
 
 
-def test_schedules_go_on(tmp_path: Path):
+def test_schedules_go_on(where: Where):
     schedule = {"schedule": lambda step: 1 / (1 + step)}
     unbroken, _ = run(None, 24, **schedule)
-    run(tmp_path, 10, **schedule)
-    chain, _ = run(tmp_path, 24, **schedule)
+    run(where.given, 10, **schedule)
+    chain, _ = run(where.given, 24, **schedule)
     assert_same_bits(chain, unbroken)
 
 
-def test_random_state_goes_on(tmp_path: Path):
+def test_random_state_goes_on(where: Where):
     unbroken, whole = run(None, 24, make=dropping, cuts=(1,))
-    _, before = run(tmp_path, 10, make=dropping, cuts=(1,))
+    _, before = run(where.given, 10, make=dropping, cuts=(1,))
     torch.manual_seed(1234)
-    chain, after = run(tmp_path, 24, make=dropping, cuts=(1,))
+    chain, after = run(where.given, 24, make=dropping, cuts=(1,))
     assert before.losses + after.losses == whole.losses
     assert_same_bits(chain, unbroken)
 
 
-def test_the_data_goes_on_where_it_was(tmp_path: Path):
+def test_the_data_goes_on_where_it_was(where: Where):
     """In the middle of the second epoch of a shuffled source."""
     source = Synthetic(rows=300, ids=40, slots=3, dense=2, id_space="dense")
     settings: dict[str, Any] = {"data": source, "batch_size": 32, "seed": 3}
     unbroken, whole = run(None, 24, **settings)
-    _, before = run(tmp_path, 14, **settings)
-    chain, after = run(tmp_path, 24, **settings)
+    _, before = run(where.given, 14, **settings)
+    chain, after = run(where.given, 24, **settings)
     assert before.losses + after.losses == whole.losses
     assert_same_bits(chain, unbroken)
 
 
-def test_evaluations_and_early_stop_go_on(tmp_path: Path):
+def test_evaluations_and_early_stop_go_on(where: Where):
     settings: dict[str, Any] = {"evaluation": BATCHES[:3], "eval_every": 4}
     _, whole = run(None, 24, **settings)
-    run(tmp_path, 10, **settings)
-    _, after = run(tmp_path, 24, **settings)
+    run(where.given, 10, **settings)
+    _, after = run(where.given, 24, **settings)
     assert [found for found in after.evaluations if found["step"] != 10] == whole.evaluations
 
 
-def test_async_runs_resume(tmp_path: Path):
+def test_async_runs_resume(where: Where):
     """They are drained before a checkpoint."""
-    run(tmp_path, 10, mode="async", staleness=3)
-    _, after = run(tmp_path, 24, mode="async", staleness=3)
+    run(where.given, 10, mode="async", staleness=3)
+    _, after = run(where.given, 24, mode="async", staleness=3)
     assert (after.steps, len(after.losses)) == (24, 14)
 
 
-def test_a_run_that_is_done_stays_as_it_is(tmp_path: Path):
-    unbroken, _ = run(tmp_path, 8)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    chain, again = run(tmp_path, 8)
+def test_a_run_that_is_done_stays_as_it_is(where: Where):
+    unbroken, _ = run(where.given, 8)
+    before = {path: path.stat().st_mtime_ns for path in where.root.rglob("*")}
+    chain, again = run(where.given, 8)
     assert (again.steps, again.losses, again.stopped) == (8, [], "done")
     assert_same_bits(chain, unbroken)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before, "nothing is written again"
+    assert {path: path.stat().st_mtime_ns for path in where.root.rglob("*")} == before, "nothing is written again"
 
 
-def test_a_new_run_refuses_checkpoints_of_another(tmp_path: Path):
-    run(tmp_path, 8)
+def test_a_new_run_refuses_checkpoints_of_another(where: Where):
+    run(where.given, 8)
     with pytest.raises(InvalidInput, match="holds checkpoints of another run; resume it, or choose another path"):
-        run(tmp_path, 8, resume=False)
+        run(where.given, 8, resume=False)
 
 
-def test_by_minutes(tmp_path: Path):
+def test_by_minutes(where: Where):
     chain = small()
-    train(chain, BATCHES, checkpoints=Checkpoints(path=tmp_path, every_minutes=1e-9, keep=100))
-    assert len(list(tmp_path.glob("step-*"))) == len(BATCHES)
+    train(chain, BATCHES, checkpoints=Checkpoints(path=where.given, every_minutes=1e-9, keep=100))
+    assert len(list(where.root.glob("step-*"))) == len(BATCHES)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
-def test_only_what_is_needed_is_kept(keep: int, tmp_path: Path):
+def test_only_what_is_needed_is_kept(keep: int, where: Where):
     """Deltas need all from the last whole one on: after each of many saves, the newest `keep` can be loaded."""
-    store = Store(Checkpoints(path=tmp_path, keep=keep))
+    store = Store(Checkpoints(path=where.given, keep=keep))
     table = SparseTable(dim=2, optimizer="sgd", lr=1.0, name="t")
     seen = []
     for step in range(1, 26):
@@ -176,12 +196,13 @@ def test_only_what_is_needed_is_kept(keep: int, tmp_path: Path):
         seen.append(rows(table))
         for back in range(min(keep, step)):
             other = SparseTable(dim=2, optimizer="sgd", lr=1.0, name="t")
-            path = tmp_path / f"step-{step - back:09d}"
-            assert Store(Checkpoints(path=tmp_path)).load(path, {"t": other}).step == step - back
+            store_again = Store(Checkpoints(path=where.given))
+            path = store_again.path / f"step-{step - back:09d}"
+            assert store_again.load(path, {"t": other}).step == step - back
             assert torch.equal(rows(other), seen[-1 - back])
-        whole = [path for path in tmp_path.glob("step-*") if json.loads((path / "state.json").read_text())]
+        whole = [path for path in where.root.glob("step-*") if json.loads((path / "state.json").read_text())]
         assert len(whole) <= keep + Store.FULL_EVERY
-    builds_on = {json.loads((path / "state.json").read_text())["builds_on"] for path in tmp_path.glob("step-*")}
+    builds_on = {json.loads((path / "state.json").read_text())["builds_on"] for path in where.root.glob("step-*")}
     assert None in builds_on
     assert len(builds_on) > 1, "some are deltas"
 
@@ -190,11 +211,11 @@ def rows(table: SparseTable) -> torch.Tensor:
     return table.pull(torch.arange(30), create=False).clone()
 
 
-def test_without_deltas_every_checkpoint_stands_alone(tmp_path: Path):
-    run(tmp_path, 24, delta=False, keep=1)
-    assert [name for name in names(tmp_path) if name.startswith("step-")] == ["step-000000024"]
+def test_without_deltas_every_checkpoint_stands_alone(where: Where):
+    run(where.given, 24, delta=False, keep=1)
+    assert [name for name in names(where.root) if name.startswith("step-")] == ["step-000000024"]
     chain, _ = run(None, 24)
-    resumed, _ = run(tmp_path, 24)
+    resumed, _ = run(where.given, 24)
     assert_same_bits(resumed, chain)
 
 
@@ -213,24 +234,24 @@ def test_torn_drafts_are_ignored_and_removed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("latest", [None, "step-000000999", ""])
-def test_a_missing_or_wrong_latest_is_made_up_for(latest: str | None, tmp_path: Path):
+def test_a_missing_or_wrong_latest_is_made_up_for(latest: str | None, where: Where):
     """By the newest whole checkpoint: a run never starts anew beside checkpoints of its own."""
     unbroken, _ = run(None, 24)
-    run(tmp_path, 10)
-    (tmp_path / "latest").unlink()
+    run(where.given, 10)
+    (where.root / "latest").unlink()
     if latest is not None:
-        (tmp_path / "latest").write_text(latest)
-    chain, after = run(tmp_path, 24)
+        (where.root / "latest").write_text(latest)
+    chain, after = run(where.given, 24)
     assert len(after.losses) == 14
     assert_same_bits(chain, unbroken)
 
 
-def test_a_checkpoint_that_latest_does_not_name_yet(tmp_path: Path):
+def test_a_checkpoint_that_latest_does_not_name_yet(where: Where):
     """The run was killed after the rename and before `latest` changed: it goes on from the one before."""
     unbroken, _ = run(None, 24)
-    run(tmp_path, 10)
-    (tmp_path / "latest").write_text("step-000000008")
-    chain, after = run(tmp_path, 24)
+    run(where.given, 10)
+    (where.root / "latest").write_text("step-000000008")
+    chain, after = run(where.given, 24)
     assert len(after.losses) == 16
     assert_same_bits(chain, unbroken)
 
@@ -240,32 +261,32 @@ FILES = ["state.json", "dense.safetensors", "training.pt", "tables/rows.hps"]
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "missing"])
-def test_a_broken_file_is_named(file: str, damage: str, tmp_path: Path):
+def test_a_broken_file_is_named(file: str, damage: str, where: Where):
     if (file, damage) == ("state.json", "missing"):
         pytest.skip("a checkpoint without it is none")
-    run(tmp_path, 8)
-    path = tmp_path / "step-000000008" / file
+    run(where.given, 8)
+    path = where.file(8, file)
     held = path.read_bytes()
     if damage == "missing":
         path.unlink()
     else:
         path.write_bytes({"cut": held[: len(held) // 2], "garbage": b"\x80\x02garbage" * 20, "empty": b""}[damage])
     with pytest.raises(CheckpointFailed, match=file):
-        run(tmp_path, 24)
+        run(where.given, 24)
 
 
-def test_a_broken_base_of_a_delta_is_named(tmp_path: Path):
-    run(tmp_path, 8)
-    path = tmp_path / "step-000000004" / "tables/rows.hps"
+def test_a_broken_base_of_a_delta_is_named(where: Where):
+    run(where.given, 8)
+    path = where.file(4, "tables/rows.hps")
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(CheckpointFailed, match=r"step-000000004/tables/rows\.hps"):
-        run(tmp_path, 24)
+    with pytest.raises(CheckpointFailed, match=r"step-000000004/.*tables/rows\.hps"):
+        run(where.given, 24)
 
 
-def test_another_models_checkpoint_is_refused(tmp_path: Path):
-    run(tmp_path, 8)
+def test_another_models_checkpoint_is_refused(where: Where):
+    run(where.given, 8)
     with pytest.raises(CheckpointFailed, match=r"has the tables \['rows'\], the model \[\]"):
-        run(tmp_path, 24, make=CASES["no_rows"], cuts=())
+        run(where.given, 24, make=CASES["no_rows"], cuts=())
 
     def other() -> Chain:
         *layers, last = small().layers
@@ -273,7 +294,7 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path):
                      Layer("loss", last.module, reads=["more", "label"], writes="loss"))  # fmt: skip
 
     with pytest.raises(CheckpointFailed, match="is of another model"):
-        run(tmp_path, 24, make=other)
+        run(where.given, 24, make=other)
 
 
 # Disks.

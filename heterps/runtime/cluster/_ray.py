@@ -14,6 +14,7 @@ except ImportError:
 
 exceptions: Any = importlib.import_module("ray.exceptions")
 groups: Any = importlib.import_module("ray.util.placement_group")
+_cloudpickle: Any = importlib.import_module("ray.cloudpickle")
 strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
 
 
@@ -25,3 +26,13 @@ def actor(kind: type, **options: Any) -> Any:
 def node_host() -> str:
     """The address of this machine in the cluster."""
     return str(ray.util.get_node_ip_address())
+
+
+def pickled(value: Any) -> bytes:
+    """Anything, functions and classes included, for another process of the cluster."""
+    return bytes(_cloudpickle.dumps(value))
+
+
+def unpickled(data: bytes) -> Any:
+    """The inverse of `pickled`: for what came from a process of the cluster alone."""
+    return _cloudpickle.loads(data)

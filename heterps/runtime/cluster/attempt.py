@@ -7,23 +7,19 @@ write anything of this one.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from heterps.errors import Infeasible
+from heterps.errors import HeterPSError, Infeasible
 from heterps.ps import Keys
 from heterps.runtime.cluster._ray import groups, ray, strategies
 from heterps.runtime.cluster.actors import SERVE, Replicas, Shards
 from heterps.runtime.cluster.layout import Resources, missing
+from heterps.runtime.cluster.nodes import resources
 from heterps.runtime.cluster.policy import Died, Limits
 from heterps.runtime.cluster.watch import Failed, Watch, names_of
 from heterps.runtime.cluster.work import Progress, Work
-
-
-def machines() -> list[Resources]:
-    """The resources of each machine that is there."""
-    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
 def _prefix(job: str) -> str:
@@ -56,15 +52,16 @@ class Attempt:
     def start(self, *, wait_s: float) -> None:
         """Takes room on the cluster, starts all processes, and has them meet; `wait_s` limits the wait for room."""
         layout = self.work.layout
-        demands = layout.demands(_offered())
-        self._group = self._room(demands, wait_s)
         replicas, shards = names_of(layout.seats(), layout.shards)
-        for number, (name, seat) in enumerate(zip(replicas, layout.seats(), strict=True)):
-            options = self._options(number, demands[number])
-            self._replicas[name] = Replicas.options(**options).remote(self.work, seat, self.keys, self.number)
-        for number, name in enumerate(shards, start=len(replicas)):
-            self._shards[name] = Shards.options(**self._options(number, demands[number])).remote(self.keys)
-        opened = {name: actor.open.remote() for name, actor in {**self._replicas, **self._shards}.items()}
+        with _rays_errors():
+            demands = layout.demands(_offered())
+            self._group = self._room(demands, wait_s)
+            for number, (name, seat) in enumerate(zip(replicas, layout.seats(), strict=True)):
+                options = self._options(number, demands[number])
+                self._replicas[name] = Replicas.options(**options).remote(self.work, seat, self.keys, self.number)
+            for number, name in enumerate(shards, start=len(replicas)):
+                self._shards[name] = Shards.options(**self._options(number, demands[number])).remote(self.keys)
+            opened = {name: actor.open.remote() for name, actor in {**self._replicas, **self._shards}.items()}
         found = self.watch.all(opened, within_s=self._limits.start_s)
         for name, actor in {**self._replicas, **self._shards}.items():
             self.watch.add(name, actor)
@@ -101,15 +98,17 @@ class Attempt:
         return self.watch.all(calls, stepping=stepping)
 
     def _room(self, demands: list[Resources], wait_s: float) -> Any:
-        if wait_s <= 0 and (lack := missing(demands, machines())) is not None:
+        avoid = self.work.avoid
+        if wait_s <= 0 and (lack := missing(demands, resources(avoid=avoid))) is not None:
             raise Infeasible(
                 f"the cluster cannot hold the plan: {lack}; plan for less, add machines, or --wait for them"
             )
         remove_groups(self._job)  # of a coordinator that died
-        group = groups.placement_group(demands, strategy="PACK", name=self._name)
+        options = {"bundle_label_selector": [_elsewhere(avoid)] * len(demands)} if avoid else {}
+        group = groups.placement_group(demands, strategy="PACK", name=self._name, **options)
         if not group.wait(max(wait_s, self._limits.start_s)):
             groups.remove_placement_group(group)
-            lack = missing(demands, machines()) or "other jobs use the machines"
+            lack = missing(demands, resources(avoid=avoid)) or "other jobs use the machines"
             raise Failed(Died("the cluster", f"no room for the plan ({lack})"))
         return group
 
@@ -121,6 +120,22 @@ class Attempt:
             "num_cpus": demand.get("CPU", 0.0), "num_gpus": demand.get("GPU", 0.0), "resources": others,
             "scheduling_strategy": strategy,
         }  # fmt: skip
+
+
+def _elsewhere(avoid: Sequence[str]) -> dict[str, str]:
+    """Ray's way to say: on any machine but these; a blank after a comma would be part of an id."""
+    return {"ray.io/node-id": f"!in({','.join(avoid)})"}
+
+
+@contextmanager
+def _rays_errors() -> Iterator[None]:
+    """What Ray raises while an attempt starts may pass: its head is away, or another one took the room back."""
+    try:
+        yield
+    except (HeterPSError, Failed):
+        raise
+    except Exception as error:  # Ray raises this very class where a group is gone
+        raise Failed(Died("Ray", str(error).strip().partition("\n")[0])) from error
 
 
 def _offered() -> Resources:

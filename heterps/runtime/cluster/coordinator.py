@@ -1,35 +1,42 @@
 """Who runs a run: starts attempts, has all replicas do some steps at a time, commits checkpoints, decides on failures.
 
 Between two stretches of steps all replicas stand at the same step with every update applied, so a checkpoint is of one
-moment. It is committed by the rename of its directory (`heterps.runtime.checkpoint`). After a failure a new attempt
-starts from the newest one: every sample counts once in what survives.
+moment, and so is an evaluation. A checkpoint is committed by the rename of its directory
+(`heterps.runtime.checkpoint`). After a failure a new attempt starts from the newest one: every sample counts once in
+what survives.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from heterps.errors import HeterPSError
+from heterps.plan import Plan
 from heterps.ps import Client
 from heterps.runtime.checkpoint import Checkpoints, State, Store
 from heterps.runtime.cluster.attempt import Attempt
+from heterps.runtime.cluster.elastic import Placing, PlanFor
 from heterps.runtime.cluster.history import History
-from heterps.runtime.cluster.parts import join_parts
-from heterps.runtime.cluster.policy import GiveUp, Limits, Raised, decide, describe
+from heterps.runtime.cluster.journal import Journal
+from heterps.runtime.cluster.judge import Judge
+from heterps.runtime.cluster.lease import Lease
+from heterps.runtime.cluster.nodes import Node, nodes_of
+from heterps.runtime.cluster.parts import Part, join_parts
+from heterps.runtime.cluster.policy import Event, GiveUp, Limits, Raised, Restart, decide, describe, kind_of
+from heterps.runtime.cluster.room import Room
+from heterps.runtime.cluster.tally import Outcome, Tally
 from heterps.runtime.cluster.watch import Failed
-from heterps.runtime.cluster.work import Progress, Work
+from heterps.runtime.cluster.work import Work
 from heterps.runtime.tables import bind_tables
-from heterps.runtime.trainer import DataEnded, NotFinite
-from heterps.telemetry.metrics import Auc
+from heterps.runtime.trainer import TABLES_EVERY_S, DataEnded
+from heterps.storage import remove
 
 log = logging.getLogger("heterps.cluster")
 
@@ -37,49 +44,80 @@ STRETCH_S = 2.0
 """Seconds that replicas work between two stops: what a stop costs vanishes in it, and a Ctrl-C is heard soon."""
 FIRST_STRETCH = 4
 """Steps of the first stretch, from which the speed is known."""
+NOTED = ("first_step", "first_samples", "attempts", "failures", "restarts", "seconds")
+"""What a coordinator that takes over must know of the outcome."""
 
 
 class RunFailed(HeterPSError):
     """A run on the cluster was given up; its last checkpoint is intact."""
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How far a run is, and how it went."""
+class _Moved(Exception):
+    """The attempt ends in good order, right after a checkpoint, and another one is to go on elsewhere."""
 
-    first_step: int = 0
-    step: int = 0
-    samples: int = 0
-    first_samples: int = 0
-    losses: list[float] = field(default_factory=list)
-    auc: float | None = None
-    seconds: float = 0.0
-    """Of stretches that survived."""
-    busy_s: list[float] = field(default_factory=list)
-    """Of each stage: seconds of computing, the mean of its replicas."""
-    skipped_rows: int = 0
-    stopped: str = "done"
-    attempts: int = 0
-    failures: list[str] = field(default_factory=list)
-    """What went wrong, and was made good."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What a coordinator is told beside the work."""
+
+    job: str
+    """An id of this call, on no other cluster or day."""
+    name: str
+    """What people call the job; of its cluster alone."""
+    plan: Plan
+    placing: Placing
+    limits: Limits
+    plan_for: PlanFor | None = None
+    metrics_port: int | None = None
+    metrics_host: str | None = None
 
 
 class Coordinator:
     """Runs `work` to its end. A plain object: the engine puts it into an actor."""
 
-    def __init__(self, work: Work, checkpoints: Checkpoints, *, job: str, limits: Limits, wait_s: float) -> None:
-        self._work, self._checkpoints, self._job, self._limits = work, checkpoints, job, limits
-        self._wait_s = wait_s
+    def __init__(self, work: Work, checkpoints: Checkpoints, options: Options) -> None:
+        """Takes the run over from whoever had it."""
+        self._work, self._checkpoints, self.options, self._limits = work, checkpoints, options, options.limits
         self._stop = threading.Event()
         self._in_a_row = 0
         self._stretch = FIRST_STRETCH
-        self._history = History(Path(checkpoints.path), job)
-        facts = self._history.facts()
-        self._begun = facts is not None
+        self._history = History(str(checkpoints.path), options.job)
+        self._lease = Lease(self._history)
+        self._begun = "first_step" in self._lease.found
         """Whether the first step of this run is known; a coordinator that takes over from another one knows it."""
-        self.outcome = Outcome(**(facts or {}))
+        self.journal = Journal()
+        self.outcome = Outcome(**{key: value for key, value in self._lease.found.items() if key in NOTED})
+        self.tally = Tally(self.outcome, self.journal, work.settings)
+        self.room = Room(options.plan, options.placing, options.limits, self.journal, options.plan_for)
+        self.state = "starting"
+        """What it does now, in a word or two, for whoever asks."""
+        self.nodes: dict[str, Node] = {}
+        """The machine of each replica and shard."""
+        self.tables: dict[str, dict[str, float]] = {}
+        """Newest figures of each table."""
+        self.saved: tuple[int, float, float] | None = None
+        """Step of the newest checkpoint, when it was committed (seconds since 1970), and how long it took."""
         if self._begun:
-            self.outcome.failures.append("the coordinator died")
+            self._failed("the coordinator died", "coordinator")
+
+    @property
+    def work(self) -> Work:
+        """What the processes of the last attempt are told."""
+        return self._work
+
+    @property
+    def directory(self) -> str:
+        """Where its checkpoints lie."""
+        return str(self._checkpoints.path)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._stop.is_set()
+
+    def check(self) -> None:
+        """Returns if the run is still this one's; a `LeaseLost` if another coordinator has taken it over."""
+        self._lease.check()
 
     def stop(self) -> None:
         """Ends the run after the stretch that is under way, with a checkpoint."""
@@ -87,20 +125,55 @@ class Coordinator:
 
     def run(self) -> Outcome:
         """Tries until it is done, or until it has to be given up."""
-        while True:
-            self.outcome.attempts += 1
-            attempt = Attempt(self._work, number=self.outcome.attempts, job=self._job, limits=self._limits)
-            try:
-                self._try(attempt)
-                return self.outcome
-            except Failed as failed:
+        try:
+            while not self._attempted():
+                pass
+            return self.outcome
+        finally:
+            self.state = "over"
+
+    def _attempted(self) -> bool:
+        """One attempt; true if the run is over, false if another one is to go on."""
+        self.check()
+        self.outcome.attempts += 1
+        attempt = None
+        try:
+            found = self.room.find(
+                self._work, self._stop, begun=self._begun, step=self.outcome.step, on_wait=self._wait_for_room
+            )
+            if found is None or self._stop.is_set():
+                self.outcome.stopped = "interrupted"
+                return True
+            self._work, self.outcome.plan = found, self.room.plan
+            attempt = Attempt(
+                replace(found, evaluation=None), number=self.outcome.attempts, job=self.options.job, limits=self._limits
+            )
+            self._try(attempt)
+            return True
+        except Failed as failed:
+            if attempt is not None:
                 attempt.stop()
-                self._recover(failed)
-            finally:
+            self._recover(failed)
+        except _Moved as moved:
+            log.warning("%s; going on from the last checkpoint", moved)
+        finally:
+            if attempt is not None:
                 attempt.stop()
+        return False
+
+    # Between attempts.
+
+    def _wait_for_room(self) -> None:
+        self.state = "waiting for machines"
+
+    def _failed(self, what: str, kind: str) -> None:
+        self.outcome.failures.append(what)
+        self.outcome.restarts[kind] = self.outcome.restarts.get(kind, 0) + 1
+        self.journal.event("restart", reason=what, kind=kind, step=self.outcome.step)
 
     def _recover(self, failed: Failed) -> None:
         """Waits for the next attempt, or raises."""
+        self.state = "recovering"
         self._in_a_row += 1
         decision = decide(failed.event, failures=self._in_a_row, limits=self._limits)
         what = describe(failed.event)
@@ -108,13 +181,18 @@ class Coordinator:
             if isinstance(failed.event, Raised) and failed.event.final and failed.error is not None:
                 raise failed.error
             raise RunFailed(f"{decision.reason}; the last checkpoint is intact") from failed.error
-        self.outcome.failures.append(what)
+        assert isinstance(decision, Restart)
+        self.tally.roll_back()
+        self._failed(what, kind_of(failed.event))
         log.warning("%s; starting again from the last checkpoint", what)
         self._stop.wait(decision.after_s)
 
+    # One attempt.
+
     def _try(self, attempt: Attempt) -> None:
-        first = self.outcome.attempts == 1
-        attempt.start(wait_s=self._wait_s if first else max(self._wait_s, self._limits.start_s))
+        self.state = "starting"
+        attempt.start(wait_s=self._limits.start_s)
+        self.nodes = nodes_of(self.options.job, self._work.layout)
         with ExitStack() as stack:
             chain, _ = self._work.factory()
             addresses = attempt.shard_addresses
@@ -122,21 +200,23 @@ class Coordinator:
             if client is not None:
                 stack.callback(client.close)
             stack.callback(attempt.stop)  # before the client waits for answers of servers that may be gone
-            saver = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="checkpoint"))
+            self._aside = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aside"))
             stack.callback(attempt.stop)
-            self._saver = saver
-            self._tables = attempt.watch.future(
-                saver.submit(bind_tables, chain, client=client, seed=self._work.settings.seed)
-            )
+            self._tables = self._do(attempt, bind_tables, chain, client=client, seed=self._work.settings.seed)
             self._store = Store(self._checkpoints)
+            self._judge = Judge(chain, self._work, self.outcome, self.journal)
             self._begin(attempt, scored=chain.score is not None and chain.label is not None)
             self._train(attempt)
+
+    def _do(self, attempt: Attempt, call: Any, *args: Any, **options: Any) -> Any:
+        """What a call gives that may wait for servers and disks: in another thread, while all actors are watched."""
+        return attempt.watch.future(self._aside.submit(call, *args, **options))
 
     def _begin(self, attempt: Attempt, *, scored: bool) -> None:
         newest = self._store.newest()
         state = State(step=0, samples=0, position=None)
         if newest is not None:
-            state = attempt.watch.future(self._saver.submit(self._store.load, newest, self._tables))
+            state = self._do(attempt, self._store.load, newest, self._tables)
         outcome = self.outcome
         if not self._begun:
             outcome.first_step, outcome.first_samples, self._begun = state.step, state.samples, True
@@ -144,78 +224,119 @@ class Coordinator:
         outcome.losses = self._history.losses(state.step - outcome.first_step)
         self._note()
         self._metrics = dict(state.metrics)
-        self._earlier_auc = Auc() if scored else None
-        if self._earlier_auc is not None and self._metrics.get("auc") is not None:
-            self._earlier_auc.load(self._metrics["auc"])
-        self._auc_state = self._earlier_auc.state() if self._earlier_auc is not None else None
+        outcome.evaluations = list(self._metrics.get("evaluations", []))
+        self.tally.begin(self._work.layout, auc=self._metrics.get("auc"), scored=scored)
+        self.tally.keep()
+        self._tables_told = 0.0
+        if self.saved is None and isinstance(newest, Path):
+            self.saved = state.step, newest.stat().st_mtime, 0.0
         self._saved_step, self._saved_at = (state.step if newest is not None else None), time.monotonic()
         attempt.begin(None if newest is None else str(newest), state.step, state.samples, state.position)
 
     def _note(self) -> None:
         """Tells a coordinator that may take over."""
-        names = ("first_step", "first_samples", "attempts", "failures")
-        self._history.note({name: getattr(self.outcome, name) for name in names})
+        self._lease.note({name: getattr(self.outcome, name) for name in NOTED})
 
     def _train(self, attempt: Attempt) -> None:
         steps, outcome = self._work.settings.steps, self.outcome
+        self._part: Part | None = None
         ended = False
-        while not ended and (steps is None or outcome.step < steps) and not self._stop.is_set():
-            began = time.monotonic()
-            done = attempt.run(self._until())
-            seconds, before = time.monotonic() - began, outcome.step
-            self._take(done, seconds)
-            ended = done[0].ended
-            if seconds > 0 and outcome.step > before:
-                self._stretch = max(1, min(2 * self._stretch, int(STRETCH_S * (outcome.step - before) / seconds)))
+        while not (ended or self._judge.no_more_gain or self._stop.is_set()) and (
+            steps is None or outcome.step < steps
+        ):
+            ended = self._do_stretch(attempt)
+            self._tell_tables(attempt)
+            if self._judge.due:
+                self._evaluate(attempt)
             if self._due():
                 self._save(attempt)
+            if not ended and outcome.step != steps:
+                self._move_if_wise(attempt)
+        self._finish(attempt, ended=ended)
+
+    def _finish(self, attempt: Attempt, *, ended: bool) -> None:
+        """Evaluates and saves at the end, and says how it ended."""
+        steps, outcome = self._work.settings.steps, self.outcome
         if outcome.step == 0 and not self._stop.is_set():
             raise DataEnded("there are no batches to train on")
+        self.tally.log()
+        self._tell_tables(attempt, at_once=True)
+        short = steps is not None and outcome.step < steps
+        if self._judge.no_more_gain:
+            outcome.stopped = "early"
+        elif self._stop.is_set() and not ended and (short or steps is None):
+            outcome.stopped = "interrupted"
+        else:
+            outcome.stopped = "done"
+        if outcome.stopped == "done" and not self._judge.judged and outcome.step > 0:
+            self._evaluate(attempt)
         if self._saved_step != outcome.step and outcome.step > 0:
             self._save(attempt)
-        short = steps is not None and outcome.step < steps
-        if short and ended:
+        if short and ended and outcome.stopped == "done":
             raise DataEnded(
                 f"the data ended after step {outcome.step} of {steps}; ask for fewer steps, or leave epochs out"
             )
-        outcome.stopped = "interrupted" if self._stop.is_set() and not ended and (short or steps is None) else "done"
+
+    def _do_stretch(self, attempt: Attempt) -> bool:
+        """Some steps of all replicas; true if the data is over."""
+        self.state, self._part = "training", None
+        began, now, before = time.monotonic(), time.time(), self.outcome.step
+        done = attempt.run(self._until())
+        seconds = time.monotonic() - began
+        self.tally.take(done, began=now, seconds=seconds)
+        self._position = done[0].position
+        if seconds > 0 and self.outcome.step > before:
+            self._stretch = max(1, min(2 * self._stretch, int(STRETCH_S * (self.outcome.step - before) / seconds)))
+        return done[0].ended
 
     def _until(self) -> int:
-        """The end of the next stretch: at a checkpoint, or when some time has passed."""
-        step, every, steps = self.outcome.step, self._checkpoints.every_steps, self._work.settings.steps
+        """The end of the next stretch: at a checkpoint or an evaluation, or when some time has passed."""
+        step, settings = self.outcome.step, self._work.settings
         ends = [step + self._stretch]
-        if every is not None:
-            ends.append((step // every + 1) * every)
-        if steps is not None:
-            ends.append(steps)
+        for every in (self._checkpoints.every_steps, settings.eval_every if self._work.evaluation else None):
+            if every is not None:
+                ends.append((step // every + 1) * every)
+        if settings.steps is not None:
+            ends.append(settings.steps)
         return min(ends)
 
-    def _take(self, done: list[Progress], seconds: float) -> None:
-        """Notes what a stretch gave."""
-        outcome, layout = self.outcome, self._work.layout
-        last = [progress.losses for progress, seat in self._seated(done) if seat.stage == len(layout.stages) - 1]
-        for step, parts in enumerate(zip(*last, strict=True), start=outcome.step):
-            loss = sum(parts)
-            if not math.isfinite(loss):
-                raise NotFinite(
-                    f"the loss of step {step} is {loss}, and the weights are of no use any more; the last checkpoint "
-                    "is intact. Lower the learning rates, clip gradients (clip_norm), or look for bad data"
-                )
-            outcome.losses.append(loss)
-        outcome.step, outcome.samples, self._position = done[0].step, done[0].samples, done[0].position
-        outcome.seconds += seconds
-        outcome.skipped_rows = done[0].skipped_rows
-        outcome.busy_s = outcome.busy_s or [0.0] * len(layout.stages)
-        for progress, seat in self._seated(done):
-            outcome.busy_s[seat.stage] += progress.busy_s / layout.stages[seat.stage].replicas
-        if self._earlier_auc is not None:
-            total = Auc()
-            for state in [self._earlier_auc.state(), *(one.auc for one in done if one.auc is not None)]:
-                total.merge(state)
-            self._auc_state, outcome.auc = total.state(), total.compute()
+    def _tell_tables(self, attempt: Attempt, *, at_once: bool = False) -> None:
+        """What the tables hold and did, once in a while."""
+        if not at_once and time.monotonic() - self._tables_told < TABLES_EVERY_S:
+            return
+        self._tables_told = time.monotonic()
+        for name, table in self._tables.items():
+            stats = self._do(attempt, table.stats)
+            self.tables[name] = {figure: getattr(stats, figure) for figure in ("rows", "bytes", "hits", "creations")}
+            for figure, value in self.tables[name].items():
+                self.journal.scalar(f"table/{name}/{figure}", value, step=self.outcome.step)
 
-    def _seated(self, done: list[Progress]) -> Any:
-        return zip(done, self._work.layout.seats(), strict=True)
+    # Between stretches.
+
+    def _move_if_wise(self, attempt: Attempt) -> None:
+        """Goes on elsewhere if a machine is slow, or, after a checkpoint, if lost machines are back."""
+        paces = [
+            {str(seat): list(self.tally.paces.get(seat, ())) for seat in stage.seats()}
+            for stage in self._work.layout.stages
+        ]
+        event = self.room.straggling(paces, self.nodes, step=self.outcome.step)
+        if event is None and self._saved_step == self.outcome.step:
+            event = self.room.returned()
+        if event is not None and not self._stop.is_set():
+            self._move(attempt, event)
+
+    def _move(self, attempt: Attempt, event: Event) -> None:
+        if self._saved_step != self.outcome.step:
+            self._save(attempt)
+        self._failed(describe(event), kind_of(event))
+        raise _Moved(describe(event))
+
+    def _evaluate(self, attempt: Attempt) -> None:
+        self.state = "evaluating"
+        self.tally.log()
+        part = self._gathered(attempt)
+        if self._judge.willing:
+            self._do(attempt, self._judge.evaluate, part)
 
     def _due(self) -> bool:
         options = self._checkpoints
@@ -223,22 +344,39 @@ class Coordinator:
             return True
         return options.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * options.every_minutes
 
+    def _gathered(self, attempt: Attempt) -> Part:
+        """The dense weights and their optimizers as they are at this step, which all stages write."""
+        if self._part is None:
+            parts = self._store.path / f".parts-{self.options.job}-{attempt.token}"
+            attempt.save(str(parts))
+            self._part = self._do(attempt, join_parts, parts, len(self._work.layout.stages))
+            self._do(attempt, remove, parts)
+        assert self._part is not None
+        return self._part
+
     def _save(self, attempt: Attempt) -> None:
         """Has all parts written, and commits them as one checkpoint."""
-        parts = Path(self._store.path) / f".parts-{self._job}-{attempt.token}"
-        attempt.save(str(parts))
-        attempt.watch.future(self._saver.submit(self._commit, parts))
+        self.state = "saving"
+        self.tally.log()
+        began, now = time.monotonic(), time.time()
+        self._do(attempt, self._commit, self._gathered(attempt))
+        seconds = time.monotonic() - began
+        self.journal.span(
+            "checkpoint", stage=None, step=self.outcome.step, micro_batch=None, began=now, seconds=seconds
+        )
+        self.tally.keep()
+        self.saved = self.outcome.step, time.time(), seconds
         self._saved_step, self._saved_at, self._in_a_row = self.outcome.step, time.monotonic(), 0
 
-    def _commit(self, parts: Path) -> None:
+    def _commit(self, part: Part) -> None:
         outcome = self.outcome
+        self._note()
         known = len(self._history.losses(outcome.step - outcome.first_step))
         self._history.add(outcome.losses[known:])
-        joined = join_parts(parts, len(self._work.layout.stages))
-        metrics = {"evaluations": [], **self._metrics, "auc": self._auc_state}
+        metrics = {**self._metrics, "evaluations": outcome.evaluations, "auc": self.tally.auc_state}
         state = State(
-            step=outcome.step, samples=outcome.samples, position=self._position, metrics=metrics, dense=joined.dense,
-            optimizer=joined.optimizer,
+            step=outcome.step, samples=outcome.samples, position=self._position, metrics=metrics, dense=part.dense,
+            optimizer=part.optimizer,
         )  # fmt: skip
-        self._store.save(state, self._tables)
-        shutil.rmtree(parts, ignore_errors=True)
+        self._lease.check()
+        self._store.save(state, self._tables, before_commit=self._lease.check)  # it may have taken long

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from heterps.errors import HeterPSError
 from heterps.ps.errors import WireError
@@ -39,6 +40,10 @@ class PeerLost(HeterPSError):
     """What a replica waits for does not come, or does not leave."""
 
 
+def _broke(seat: Seat) -> str:
+    return f"the connection to {seat} broke, and messages with it"
+
+
 @dataclass(slots=True)
 class _Peer:
     socket: zmq.Socket[bytes]
@@ -52,7 +57,7 @@ class Mail:
 
     One thread of its own takes what comes: it hands messages to whoever asked for their kind by `on`, and keeps the
     others for `take` and `first`. Messages of other attempts, a second one of the same key and malformed ones are
-    dropped and counted.
+    dropped and counted. A connection to a peer that breaks may have lost messages: whoever waits raises then.
     """
 
     def __init__(
@@ -76,6 +81,11 @@ class Mail:
         self._held_bytes = 0
         self._changed = threading.Condition()
         self._stopping = False
+        self._lost: Seat | None = None
+        self.on_lost: Callable[[PeerLost], None] = lambda error: None
+        """Called, in the thread of the mail, when a connection has broken."""
+        self._monitors: dict[zmq.Socket[bytes], Seat] = {}
+        self._met: set[Seat] = set()
         self._peers: dict[Seat, _Peer] = {}
         self._inner, self._outer = socket.socketpair()
         self._inner.setblocking(False)
@@ -116,8 +126,10 @@ class Mail:
             dealer.sndhwm = QUEUED_MESSAGES
             dealer.sndtimeo = int(self._timeout_s * 1e3)
             protect(dealer, address, self._keys, server=False)
+            self._monitors[dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)] = seat
             dealer.connect(address)
             self._peers[seat] = _Peer(dealer, threading.Lock(), view is not None)
+        self._wake()
 
     def send(self, to: Seat, message: Message) -> None:
         """Hands a message to the socket of a peer; waits while too many are on their way. Do not write to it later."""
@@ -143,10 +155,10 @@ class Mail:
     def first(self, keys: Sequence[Key]) -> Message:
         """The first of these that is there, in the order given; waits until one is."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._stopping or self._any(keys), self._timeout_s):
+            if not self._changed.wait_for(lambda: self._ended() or self._any(keys), self._timeout_s):
                 raise PeerLost(f"nothing came within {self._timeout_s:.0f} s of {', '.join(map(str, keys))}")
-            if self._stopping:
-                raise PeerLost("the run ended")
+            if not self._any(keys):
+                raise PeerLost("the run ended" if self._lost is None else _broke(self._lost))
             message = next(self._arrived.pop(key) for key in keys if key in self._arrived)
             full = self._held_bytes >= HELD_BYTES
             self._held_bytes -= message.nbytes
@@ -164,7 +176,9 @@ class Mail:
             return key in self._arrived
 
     def close(self) -> None:
-        """Ends it; whoever waits raises."""
+        """Ends it; whoever waits raises. Closing twice is fine."""
+        if self._context.closed:
+            return
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -172,7 +186,10 @@ class Mail:
         self._thread.join()
         for peer in self._peers.values():
             with peer.lock:
+                peer.socket.disable_monitor()
                 peer.socket.close()
+        for monitor in self._monitors:
+            monitor.close()
         self._gate.close()
         self._router.close()
         self._context.term()
@@ -180,6 +197,9 @@ class Mail:
         self._outer.close()
         if self._arena is not None:
             self._arena.close()
+
+    def _ended(self) -> bool:
+        return self._stopping or self._lost is not None
 
     def _any(self, keys: Sequence[Key]) -> bool:
         return any(key in self._arrived for key in keys)
@@ -189,21 +209,35 @@ class Mail:
             self._outer.send(b"\0")
 
     def _listen(self) -> None:
+        poller, watched = zmq.Poller(), 0
+        poller.register(self._inner, zmq.POLLIN)
+        for guarding in self._gate.sockets:
+            poller.register(guarding, zmq.POLLIN)
         while not self._stopping:
-            poller = zmq.Poller()
-            poller.register(self._inner, zmq.POLLIN)
-            for watched in self._gate.sockets:
-                poller.register(watched, zmq.POLLIN)
-            if self._held_bytes < HELD_BYTES:
-                poller.register(self._router, zmq.POLLIN)
-            ready = dict(poller.poll())
-            if self._inner.fileno() in ready:
-                self._inner.recv(4096)
-            for watched in self._gate.sockets:
-                if watched in ready:
-                    self._gate.handle(watched)
-            if self._router in ready:
-                self._receive()
+            for monitor in list(self._monitors)[watched:]:
+                poller.register(monitor, zmq.POLLIN)
+                watched += 1
+            poller.register(self._router, zmq.POLLIN if self._held_bytes < HELD_BYTES else 0)
+            for ready, _ in poller.poll():
+                if ready == self._inner.fileno():
+                    self._inner.recv(4096)
+                elif ready is self._router:
+                    self._receive()
+                elif ready in self._monitors:
+                    self._hear_of(ready)
+                else:
+                    self._gate.handle(ready)
+
+    def _hear_of(self, monitor: zmq.Socket[bytes]) -> None:
+        """A connection was made, or has broken."""
+        seat = self._monitors[monitor]
+        if recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._met.add(seat)
+        elif seat in self._met and not self._stopping:
+            with self._changed:
+                self._lost = seat
+                self._changed.notify_all()
+            self.on_lost(PeerLost(_broke(seat)))
 
     def _receive(self) -> None:
         _, *frames = self._router.recv_multipart(copy=False)

@@ -1,7 +1,7 @@
 """What replicas and the coordinator hand each other through files: the dense weights of a checkpoint.
 
-The first replica of each stage writes `stage-N.pt` into a directory of the attempt; the coordinator joins them to one
-checkpoint of the usual format, which any engine can take up.
+The first replica of each stage writes `stage-N.pt` into a directory of the attempt, here or in storage behind a URL;
+the coordinator joins them to one checkpoint of the usual format, which any engine can take up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heterps.runtime.checkpoint import CheckpointFailed
+from heterps.runtime.contents import CheckpointFailed, files_of, reading
+from heterps.storage import Place, StorageFailed, place, remove
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +28,46 @@ class Part:
     optimizer: Mapping[str, Mapping[str, Any]]
 
 
-def write_part(directory: Path, stage: int, dense: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
+def write_part(directory: Place | str, stage: int, dense: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
     """Writes the part of one stage."""
-    written = io.BytesIO()
+    written, folder = io.BytesIO(), place(directory)
     torch.save({"dense": dict(dense), "optimizer": dict(optimizer)}, written)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"stage-{stage}.pt").write_bytes(written.getbuffer())
-    except OSError as error:
-        raise CheckpointFailed(f"checkpoint part in {directory}: {error.strerror}; earlier ones are intact") from error
+        if isinstance(folder, Path):
+            folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"stage-{stage}.pt").write_bytes(written.getbuffer())
+    except (OSError, StorageFailed) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointFailed(f"checkpoint part in {folder}: {reason}; earlier ones are intact") from error
 
 
-def join_parts(directory: Path, stages: int) -> Part:
+def join_parts(directory: Place | str, stages: int) -> Part:
     """The parts of all stages as one."""
     dense: dict[str, Tensor] = {}
     optimizer: dict[str, Mapping[str, Any]] = {}
     for stage in range(stages):
-        part = torch.load(directory / f"stage-{stage}.pt", map_location="cpu", weights_only=True)
+        with reading(place(directory) / f"stage-{stage}.pt") as file:
+            part = torch.load(file, map_location="cpu", weights_only=True)
         dense |= part["dense"]
         optimizer |= part["optimizer"]
     return Part(dense, optimizer)
 
 
-def read_part(checkpoint: Path) -> Part:
+def read_part(checkpoint: Place | str) -> Part:
     """The dense part of a checkpoint."""
-    try:
-        training = torch.load(checkpoint / "training.pt", map_location="cpu", weights_only=True)
-        return Part(load_file(checkpoint / "dense.safetensors"), training["optimizer"])
-    except Exception as error:
-        raise CheckpointFailed(f"checkpoint {checkpoint} cannot be read: {error}") from error
+    files = files_of(place(checkpoint))
+    with reading(files / "training.pt") as file:
+        training = torch.load(file, map_location="cpu", weights_only=True)
+    with reading(files / "dense.safetensors") as file:
+        return Part(load_file(file), training["optimizer"])
+
+
+def remove_parts(directory: Place | str, job: str) -> None:
+    """Removes all parts of a job, `.parts-JOB-…`, from the directory of its checkpoints."""
+    folder, prefix = place(directory), f".parts-{job}-"
+    if isinstance(folder, Path):
+        found = {path.name for path in folder.glob(f"{prefix}*")}
+    else:
+        found = {name.partition("/")[0] for name in folder.files() if name.startswith(prefix)}
+    for name in found:
+        remove(folder / name)

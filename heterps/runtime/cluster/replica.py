@@ -11,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
 
-from heterps.data import Read
+from heterps.data import Read, Synthetic
 from heterps.errors import HeterPSError
 from heterps.ps import Client, Keys
 from heterps.runtime.build import build_stage, look_ahead
@@ -26,7 +25,8 @@ from heterps.runtime.cluster.lookups import packed, unpacked
 from heterps.runtime.cluster.mail import Mail, PeerLost
 from heterps.runtime.cluster.messages import Message
 from heterps.runtime.cluster.parts import read_part, write_part
-from heterps.runtime.cluster.rows import GatheredPush, pushes
+from heterps.runtime.cluster.reading import crew_of
+from heterps.runtime.cluster.rows import pushes
 from heterps.runtime.cluster.share import Share, seed_of, share_of
 from heterps.runtime.cluster.spans import Spans
 from heterps.runtime.cluster.sums import CollectiveSum, MailSum, Sum, add_up
@@ -89,26 +89,32 @@ class Replica:
         meeting = addresses[Seat(self._seat.stage, 0)].rendezvous
         if isinstance(self._sum, CollectiveSum) and meeting is not None:
             self._sum.meet(meeting, rank=self._seat.replica, size=self._own.replicas)
-        self._client = Client(shards, self._keys, timeout_s=30.0) if shards else None
+        self._client = Client(shards, self._keys, timeout_s=30.0, shared=self._work.share) if shards else None
         self._tables = bind_tables(self._chain, client=self._client, seed=self._settings.seed)
 
     def begin(self, checkpoint: str | None, step: int, samples: int, position: Any) -> None:
         """Takes up a checkpoint (None: the beginning), whose tables the servers have loaded."""
-        part = read_part(Path(checkpoint)) if checkpoint is not None else None
+        part = read_part(checkpoint) if checkpoint is not None else None
         if part is not None:
             self._chain.load_state_dict(dict(part.dense))
         self.step = self._submitted = step
         self._samples, self._position = samples, position
         self._losses: dict[int, SupportsFloat] = {}
         self._aucs: list[tuple[int, dict[str, Any]]] = []
-        self._shared: Shared = pushes(self._chain, self._tables, self._layout, self._mail, self._seat, step)
+        self._shared: Shared = pushes(
+            self._chain, self._tables, self._layout, self._seat, step, timeout_s=self._work.timeout_s
+        )
         self._stage = self._make_stage()
         self._stage.load_optimizer(part.optimizer if part is not None else {})
         settings = self._settings
         epochs = settings.epochs or (None if settings.steps else 1)
+        alone = isinstance(self._data, Synthetic)  # rows are made faster than they are sent
+        crew = None if alone else crew_of(self._chain, self._layout, self._seat, self._mail)
         self._feed = Feed(
-            self._data, batch_size=settings.batch_size, epochs=epochs, seed=settings.seed, position=position
+            self._data, batch_size=settings.batch_size, epochs=epochs, seed=settings.seed, position=position, crew=crew
         )
+        if self._feed.shared:
+            self._chain.check_batch(self._data.columns)  # batches hold only what is read here
         self._reads: Iterator[Read] = iter(self._feed)
         self._start()
 
@@ -139,6 +145,7 @@ class Replica:
             self._stage, self, first_step=self.step, staleness=self._settings.steps_ahead, before=self._seed
         )
         self._worker.start()
+        self._mail.on_lost = self._fail
         self._mail.on("forward", self._arrived)
         self._mail.on("backward", self._arrived)
 
@@ -169,7 +176,8 @@ class Replica:
     def _submit(self, read: Read) -> None:
         """Feeds a batch as the next step, as soon as there is room."""
         number = self._submitted
-        self._chain.check_batch(read.batch)
+        if not self._feed.shared:
+            self._chain.check_batch(read.batch)
         if number < CHECKED_STEPS:
             check_labels(self._chain, read.batch)
         share = share_of(
@@ -178,7 +186,7 @@ class Replica:
         )  # fmt: skip
         self._wait(lambda: number - self.step <= self._settings.steps_ahead + self._ahead)
         assert self._worker is not None
-        self._worker.inbox.put(Fed(share, self._pool.submit(self._stage.prepare, share.whole)))
+        self._worker.inbox.put(Fed(share, self._pool.submit(self._stage.prepare, share)))
         self._submitted += 1
         self._samples += share.samples
         self._position = read.position
@@ -200,7 +208,7 @@ class Replica:
             for name, value in self._chain.state_dict().items()
             if name.partition(".")[0] in names
         }
-        write_part(Path(path), self._seat.stage, dense, named_states([self._stage]))
+        write_part(path, self._seat.stage, dense, named_states([self._stage]))
 
     def close(self) -> None:
         """Ends it in good order."""
@@ -254,10 +262,7 @@ class Replica:
         return min(1.0, limit / (norm + 1e-6))
 
     def applied(self, stage: int, step: Step, loss: SupportsFloat | None) -> None:
-        """The stage has updated its weights for a step; its rows are once their gradients are gathered."""
-        for push in self._shared.values():
-            if isinstance(push, GatheredPush):
-                push.settle(step.number)
+        """The stage has updated its weights for a step; its rows are once the servers have all gradients."""
         if (step.number + 1) % self._settings.log_every == 0 and (scored := self._scored()) is not None:
             self._aucs.append((step.number + 1, scored))
         with self._changed:
@@ -273,6 +278,10 @@ class Replica:
             where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
             found = StageFailed(f"{self._seat} failed: {type(error).__name__}: {error}{where}")
             found.__cause__ = error
+        self._fail(found)
+
+    def _fail(self, error: BaseException) -> None:
+        """Whoever waits for the worker gets the first error there was."""
         with self._changed:
-            self._error = self._error or found
+            self._error = self._error or error
             self._changed.notify_all()

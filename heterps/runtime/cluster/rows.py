@@ -1,23 +1,19 @@
 """One update of a table's rows for a step, whoever computed their gradients.
 
-Optimizers of rows are not linear: two pushes are not one. A table that several replicas use has a home, the first
-replica of the first stage that uses it. The others send their gradients there, summed by id; the home adds them up in
-the order of stages, replicas and layers, pushes once, waits until the servers have applied it, and tells the others,
-whose next pulls wait for that. A table that one replica uses alone needs none of this: it pushes by itself, and its
-later pulls see that.
+Optimizers of rows are not linear: two pushes are not one. Where several replicas or layers use a table, each
+pushes its part of the step, and the servers apply them as one when all are there, in the order of stages, replicas and
+layers. A table that one layer of one replica uses alone needs none of this: its later pulls see its pushes.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from heterps.models import Bags, Chain
-from heterps.ps.shards import distinct, scatter_add
+from heterps.ps.remote import RemoteTable
 from heterps.runtime.cluster.layout import Layout, Seat
-from heterps.runtime.cluster.mail import Mail
-from heterps.runtime.cluster.messages import Message
 from heterps.runtime.tables import Shared, SharedPush, _flat
 from heterps.store import Table
 
@@ -38,72 +34,53 @@ def users_of(chain: Chain, layout: Layout, table: str) -> list[User]:
     return found
 
 
-def pushes(chain: Chain, tables: dict[str, Table], layout: Layout, mail: Mail, me: Seat, first_step: int) -> Shared:
-    """How each table that this replica uses is pushed to, from `first_step` on."""
+def pushes(
+    chain: Chain, tables: dict[str, Table], layout: Layout, me: Seat, first_step: int, *, timeout_s: float
+) -> Shared:
+    """How each table that this replica uses is pushed to, from `first_step` on; waits end after `timeout_s`."""
     shared: Shared = {}
     for name, table in tables.items():
         users = users_of(chain, layout, name)
-        own = [user for user in users if user[0] == me]
-        if not own:
+        if not any(seat == me for seat, _ in users):
             continue
-        if len(own) == len(users):
-            shared[name] = SharedPush(table, len(own))
-            shared[name].start_at(first_step)
+        if len(users) == 1:
+            shared[name] = SharedPush(table, 1)
         else:
-            shared[name] = GatheredPush(name, table, users, mail, me, first_step)
+            assert isinstance(table, RemoteTable), "tables of engine ray are on servers"
+            shared[name] = GatheredPush(table, users, me, timeout_s)
+        shared[name].start_at(first_step)
     return shared
 
 
 class GatheredPush(SharedPush):
-    """The gradients of all replicas for a table, pushed as one by its home. For the thread that computes."""
+    """Parts of a table's gradients, from this replica."""
 
-    def __init__(self, name: str, table: Table, users: list[User], mail: Mail, me: Seat, first_step: int) -> None:
+    def __init__(self, table: RemoteTable, users: Sequence[User], me: Seat, timeout_s: float) -> None:
         super().__init__(table, len(users))
-        self._name, self._all, self._mail, self._me = name, users, mail, me
-        self._home = users[0][0]
-        self._own: dict[str, tuple[Tensor, Tensor]] = {}
-        self.start_at(first_step)
+        self._remote, self._parts, self._timeout_s = table, list(users), timeout_s
+        self._me, self._own = me, sum(seat == me for seat, _ in users)
+        self._sent: dict[int, int] = {}
+        self._lr: float | None = None
 
-    def wait_for(self, step: int) -> None:
-        """Returns when the gradients of `step` are applied."""
-        while self._pushed < step:
-            self._mail.take("pushed", self._pushed + 1, self._name)
-            self._pushed += 1
+    def wait_for(self, step: int, *, own: bool = False) -> None:
+        """Returns when the gradients of `step` are applied, those of the others too."""
+        if own:
+            with self._condition:
+                self._condition.wait_for(lambda: self._pushed >= step or self._failed)
+        self._remote.wait_for(step, timeout_s=self._timeout_s)
 
     def push(self, step: int, layer: str, ids: Tensor | Bags, grads: Tensor, pooling: str | None) -> None:
-        """Adds the gradients of one layer of this replica."""
+        """Sends the gradients of one layer of this replica; there may be none."""
         flat, rows = _flat(ids, grads, pooling)
-        unique, inverse = distinct(np.ascontiguousarray(flat.numpy()))
-        summed = scatter_add(np.ascontiguousarray(rows.numpy()), inverse, len(unique))
-        self.give(step, layer, torch.from_numpy(unique), torch.from_numpy(summed))
+        part = self._parts.index((self._me, layer))
+        self._remote.push_part(flat, rows, step=step, part=part, parts=len(self._parts), lr=self._lr)
+        with self._condition:
+            self._sent[step] = self._sent.get(step, 0) + 1
+            if self._sent[step] == self._own:
+                del self._sent[step]
+                self._pushed = step
+                self._condition.notify_all()
 
-    def give(self, step: int, layer: str, ids: Tensor, grads: Tensor) -> None:
-        """Adds gradients that are summed by id; there may be none."""
-        if self._me == self._home:
-            self._own[layer] = ids, grads
-        else:
-            tensors = {"ids": ids, "grads": grads}
-            self._mail.send(self._home, Message("rows", step, self._part(self._me, layer), tensors))
-
-    def settle(self, step: int) -> None:
-        """At home: gathers, pushes and tells the others. Elsewhere nothing is to be done."""
-        if self._me != self._home:
-            return
-        ids, grads = [], []
-        for seat, layer in self._all:
-            if seat == self._me:
-                one, two = self._own.pop(layer)
-            else:
-                sent = self._mail.take("rows", step, self._part(seat, layer)).tensors
-                one, two = sent["ids"], sent["grads"]  # type: ignore[assignment]
-            ids.append(one)
-            grads.append(two)
-        self.table.push(torch.cat(ids), torch.cat(grads))
-        self.table.wait()  # pulls of other clients may come before it otherwise
-        self._pushed = step
-        for seat in dict.fromkeys(seat for seat, _ in self._all):
-            if seat != self._me:
-                self._mail.send(seat, Message("pushed", step, self._name))
-
-    def _part(self, seat: Seat, layer: str) -> str:
-        return f"{self._name}/{seat.stage}/{seat.replica}/{layer}"
+    def set_lr(self, lr: float) -> None:
+        """Of the next step; the servers get it with its parts."""
+        self._lr = lr

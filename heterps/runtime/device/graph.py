@@ -97,13 +97,14 @@ class GraphStage(Stage):
 
     # Ahead, in other threads.
 
-    def prepare(self, batch: Batch) -> Any:
+    def prepare(self, step: Step) -> Any:
         """Fills a buffer; batches that do not fit the graph are looked up the ordinary way."""
+        batch = step.whole
         with self._making:
             if self._staging is None:
                 self._make_staging(batch)
         if self._staging is None or not self._fits(batch):
-            return super().prepare(batch)
+            return super().prepare(step)
         buffer = self._staging.acquire()
         for name in self._tensors:
             _copy(batch[name], buffer.fields[name])
@@ -154,7 +155,7 @@ class GraphStage(Stage):
         if isinstance(prepared, Buffer):
             assert self._staging is not None
             self._staging.release(prepared)
-            prepared = super().prepare(step.whole)
+            prepared = super().prepare(step)
         super().begin(step, prepared)
 
     def forward(self, step: Step, micro_batch: int, incoming: Tensors) -> Tensors:

@@ -38,7 +38,7 @@ class DeviceRows:
         """What each layer looks up."""
         return [layer.ids_of(batch) for layer in self.layers]
 
-    def prepare(self, batch: Mapping[str, Value]) -> Any:
+    def prepare(self, step: int, batch: Mapping[str, Value]) -> Any:
         """Looks the ids of all layers up together, so that a row is updated once a step."""
         flat = [_flat(ids) for ids in self.ids(batch)]
         return self.table.prepare(flat[0].contiguous() if len(flat) == 1 else torch.cat(flat))

@@ -50,12 +50,14 @@ from heterps.schedule.simulation.contest import Contest, Entry, plan_simulated
 from heterps.schedule.simulation.failures import Failures, expected_share, run_with_failures
 from heterps.schedule.simulation.objective import Simulated
 from heterps.schedule.simulation.result import Rung, Simulation, StageUse, simulate_plan, simulate_units, what_it_costs
+from heterps.schedule.simulation.scale import Point, scale
 
 __all__ = [
     "Conditions",
     "Contest",
     "Entry",
     "Failures",
+    "Point",
     "Rung",
     "Simulated",
     "Simulation",
@@ -63,6 +65,7 @@ __all__ = [
     "expected_share",
     "plan_simulated",
     "run_with_failures",
+    "scale",
     "simulate_plan",
     "simulate_units",
     "what_it_costs",
