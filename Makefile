@@ -39,10 +39,11 @@ docs: $(STAMP) ## the documentation as pages in site/
 	@$(BIN)/mkdocs build --strict --quiet
 	@echo "built: site/index.html"
 
-bench: $(STAMP) ## benchmarks of the planner, the store and training (beside their peers, if made)
+bench: $(STAMP) ## benchmarks of the planner, the store, training and clusters (beside their peers, if made)
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/cluster.py
 
 peers: ## environments of the peers that the benchmarks measure beside heterps
 	$(PYTHON) -m venv $(PEERS)/fbgemm
@@ -50,6 +51,8 @@ peers: ## environments of the peers that the benchmarks measure beside heterps
 	$(PEERS)/fbgemm/bin/python -m pip install -q --no-deps fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0 tensordict \
 		torchmetrics==1.0.3 pyre-extensions
 	$(PEERS)/fbgemm/bin/python -m pip install -q redis hiredis
+	$(PYTHON) -m venv $(PEERS)/paddle
+	$(PEERS)/paddle/bin/python -m pip install -q paddlepaddle==2.6.2 "numpy<2" "protobuf<5" setuptools
 
 soak: $(STAMP) ## long tests
 	$(BIN)/pytest -m soak

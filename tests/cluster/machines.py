@@ -25,6 +25,9 @@ NOTICES = {
 CORES = 3
 """Nominal cores of each machine: two of three hold a run of five processes, so none holds all of it."""
 
+TRIES = 3
+"""Several `ray start` at once on one disk may trip over each other."""
+
 
 class Machines(ABC):
     """A cluster of a head without cores, and some machines."""
@@ -160,11 +163,16 @@ class Hosts(Machines):
             if name == "head"
             else [f"--address={self.address}", f"--num-cpus={CORES}"]
         )
-        subprocess.run(
-            ["ip", "netns", "exec", self._space(name), sys.executable, "-m", "ray.scripts.scripts", "start", *where,
-             f"--node-ip-address={self._ip(name)}", "--disable-usage-stats"],
-            env=self.environment, check=True, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        command = [
+            "ip", "netns", "exec", self._space(name), sys.executable, "-m", "ray.scripts.scripts", "start", *where,
+            f"--node-ip-address={self._ip(name)}", "--disable-usage-stats",
+        ]  # fmt: skip
+        for _ in range(TRIES):
+            found = subprocess.run(command, env=self.environment, timeout=60, capture_output=True, text=True)
+            if found.returncode == 0:
+                return
+            self.kill(name)  # what it has begun
+        raise AssertionError(f"Ray does not start on {name}: {found.stdout}{found.stderr}")
 
     def cut(self, name: str) -> None:
         """Nothing gets to the machine, or out of it."""
