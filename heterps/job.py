@@ -154,6 +154,9 @@ class Engine(_Section):
     shards: int | None = Field(default=None, ge=1, description="parameter servers; else as the plan says")
     wait_minutes: float = Field(default=0.0, ge=0, description="minutes to wait for a cluster that is large enough")
     compress: Literal["bf16"] | None = Field(default=None, description="of activations and gradients between machines")
+    sums: Literal["auto", "mail", "gloo", "nccl"] = Field(
+        default="auto", description="of dense gradients over replicas; auto: nccl on GPUs, else mail, which has keys"
+    )
     elastic: bool = Field(
         default=False, description="go on by a smaller plan where machines are lost, and by this one when they are back"
     )

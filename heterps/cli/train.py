@@ -168,8 +168,8 @@ def _run_on_ray(job: Job, run: Run, chain: Chain, plan: Plan, settings: Settings
     return train_on_ray(
         chain, partial(from_job, *told), plan, replace(settings, evaluation=held_out), address=engine.address,
         name=run.name, replicas=engine.replicas, shards=engine.shards, wait_s=60 * engine.wait_minutes,
-        narrow=engine.compress == "bf16", elastic=engine.elastic, stragglers=engine.stragglers, plan_for=plan_for,
-        metrics_port=engine.metrics_port, metrics_host=engine.metrics_host,
+        narrow=engine.compress == "bf16", sums=engine.sums, elastic=engine.elastic, stragglers=engine.stragglers,
+        plan_for=plan_for, metrics_port=engine.metrics_port, metrics_host=engine.metrics_host,
         say=lambda line: _say(line) if settings.progress else None,
     )  # fmt: skip
 

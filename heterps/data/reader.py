@@ -20,6 +20,10 @@ Place: TypeAlias = tuple[int, ...]
 """Where a part stands in a pass; () is the beginning. What the numbers mean is the source's business."""
 
 
+class MalformedRow(HeterPSError):
+    """A row that cannot be read, beyond those that may be left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """A batch and the point behind it: a reader made with `position` gives exactly the batches that follow."""
@@ -207,7 +211,7 @@ class PartReader(Reader):
         if self._bad + len(part.bad) > self._limit:
             says = part.bad[self._limit - self._bad]()
             rule = f"more than max_bad_rows={self._limit} malformed rows" if self._limit else "a malformed row"
-            error = HeterPSError(f"{says} ({rule}; mend it or raise max_bad_rows)")
+            error = MalformedRow(f"{says} ({rule}; mend it or raise max_bad_rows)")
             self._way.stop(error)
             raise error
         self._bad += len(part.bad)

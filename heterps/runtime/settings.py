@@ -20,6 +20,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD,
     "rmsprop": torch.optim.RMSprop,
 }  # fmt: skip
+SUMS = ("auto", "mail", "gloo", "nccl")
+"""How engine ray adds up dense gradients over replicas; auto: nccl on GPUs, else mail."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

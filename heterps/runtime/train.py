@@ -14,7 +14,7 @@ from heterps.plan import Plan
 from heterps.runtime.checkpoint import Checkpoints
 from heterps.runtime.result import Result
 from heterps.runtime.schedules import make_schedule
-from heterps.runtime.settings import EarlyStop, Settings
+from heterps.runtime.settings import SUMS, EarlyStop, Settings
 from heterps.runtime.trainer import Trainer
 
 
@@ -65,7 +65,7 @@ def train(
 
 _ENGINE = {
     "address": None, "replicas": None, "shards": None, "wait_minutes": 0.0, "compress": None, "elastic": False,
-    "stragglers": "tell", "metrics_port": None, "metrics_host": None, "job": "train", "plan_for": None,
+    "sums": "auto", "stragglers": "tell", "metrics_port": None, "metrics_host": None, "job": "train", "plan_for": None,
 }  # fmt: skip
 """Options of engine ray, and their defaults."""
 
@@ -84,6 +84,8 @@ def _engine(given: str | Mapping[str, Any]) -> dict[str, Any] | None:
     found = {**_ENGINE, **options}
     if found["compress"] not in (None, "bf16") or found["stragglers"] not in ("tell", "replace"):
         raise InvalidInput("engine ray: compress is 'bf16' or None, and stragglers 'tell' or 'replace'")
+    if found["sums"] not in SUMS:
+        raise InvalidInput(f"engine ray: sums is one of {', '.join(SUMS)}, not {found['sums']!r}")
     return {
         **{key: found[key] for key in _ENGINE if key not in ("wait_minutes", "compress", "job")},
         "wait_s": 60.0 * found["wait_minutes"], "narrow": found["compress"] == "bf16", "name": found["job"],

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from heterps.ps import Keys, Server
+from heterps.ps import Keys
+from heterps.ps.actor import ShardActor
 from heterps.runtime.cluster._ray import actor, node_host
 from heterps.runtime.cluster.layout import Seat
 from heterps.runtime.cluster.replica import Replica
@@ -45,25 +45,6 @@ class ReplicaActor:
     def beat(self) -> int:
         """Steps done; answered in the thread CONTROL while another one computes."""
         return self._replica.step
-
-
-class ShardActor:
-    """A parameter server in a process of its own, with one shard of every table."""
-
-    def __init__(self, keys: Keys) -> None:
-        self._server = Server(f"tcp://{node_host()}:*", keys).start()
-
-    def open(self) -> str:
-        """Where it listens."""
-        return self._server.addresses[0]
-
-    def serve(self) -> None:
-        """Never returns: whoever waits for it learns at once when the process dies. For the thread SERVE."""
-        threading.Event().wait()
-
-    def beat(self) -> int:
-        """Answers that it is there, in the thread CONTROL."""
-        return 0
 
 
 Replicas: Any = actor(ReplicaActor, max_restarts=0, concurrency_groups={CONTROL: 1})

@@ -149,6 +149,7 @@ def train_on_ray(
     shards: int | None = None,
     wait_s: float = 0.0,
     narrow: bool = False,
+    sums: str = "auto",
     elastic: bool = False,
     stragglers: Literal["tell", "replace"] = "tell",
     plan_for: PlanFor | None = None,
@@ -173,6 +174,7 @@ def train_on_ray(
         shards: parameter servers; None: as many as the plan has units for them, and at least one.
         wait_s: seconds to wait for a cluster that is large enough; 0: refuse the plan at once.
         narrow: send activations and their gradients as bf16.
+        sums: how dense gradients are added up over replicas; one of `heterps.runtime.settings.SUMS`.
         elastic: go on by a smaller plan where machines are lost, and by this one when they are back.
         stragglers: what to do about replicas that are much slower than the others of their stage: tell, or replace.
         plan_for: makes the best plan for what is left, for `elastic`; None: the same stages with fewer units.
@@ -192,7 +194,7 @@ def train_on_ray(
         micro_batches = max(settings.micro_batches, *(stage.replicas for stage in layout.stages))
         work = Work(
             factory=factory, settings=for_processes(settings, micro_batches=micro_batches), layout=layout,
-            narrow=narrow, evaluation=_held_out(settings.evaluation),
+            narrow=narrow, sums=sums, evaluation=_held_out(settings.evaluation),
         )  # fmt: skip
         options = Options(
             job=uuid.uuid4().hex[:8], name=name, plan=plan, placing=placing, limits=limits, plan_for=plan_for,

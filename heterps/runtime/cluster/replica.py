@@ -74,9 +74,12 @@ class Replica:
         """How gradients are added up over the stage's replicas, and where these meet for it, if the first one knows."""
         if self._own.replicas == 1:
             return None, None
-        if self._work.sums == "mail":
+        backend = self._work.sums
+        if backend == "auto":
+            backend = "nccl" if self._device.type == "cuda" else "mail"
+        if backend == "mail":
             return MailSum(self._mail, self._own.seats(), self._seat), None
-        collective = CollectiveSum(self._host, self._device, backend=self._work.sums, timeout_s=self._work.timeout_s)
+        collective = CollectiveSum(self._host, self._device, backend=backend, timeout_s=self._work.timeout_s)
         return collective, collective.host_store() if self._seat.replica == 0 else None
 
     def connect(self, addresses: Mapping[Seat, Address], shards: Sequence[str]) -> None:

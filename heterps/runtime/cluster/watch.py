@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
+from heterps.data.reader import MalformedRow
 from heterps.errors import HeterPSError, InvalidInput
 from heterps.ps import InvalidRequest
 from heterps.runtime.cluster._ray import exceptions, ray
@@ -30,7 +31,7 @@ class Failed(Exception):
 
 def is_final(error: BaseException) -> bool:
     """Whether an error would come again after a restart. What servers refuse may be the end of one of them."""
-    return isinstance(error, InvalidInput | StageFailed) and not isinstance(error, InvalidRequest)
+    return isinstance(error, InvalidInput | StageFailed | MalformedRow) and not isinstance(error, InvalidRequest)
 
 
 class Watch:

@@ -37,8 +37,8 @@ class Work:
     """Machines (Ray's ids of nodes) that get no process of the run."""
     share: bool = True
     """Whether processes of one machine share memory."""
-    sums: str = "mail"
-    """How dense gradients are added up: mail (with keys), gloo, or nccl."""
+    sums: str = "auto"
+    """How dense gradients are added up: mail (with keys), gloo, nccl; auto: nccl on GPUs, else mail."""
 
 
 @dataclass(frozen=True, slots=True)
