@@ -21,7 +21,9 @@ def zoo_model(name: str) -> tuple[Any, Any]:
 
 
 def faulty_model(name: str, folder: str, faults: tuple[Fault, ...]) -> tuple[Any, Any]:
-    return reference.build(name), Faulty(reference.batches(name), Path(folder), faults)
+    data = Faulty(reference.batches(name), Path(folder), faults)
+    data.begin()
+    return reference.build(name), data
 
 
 def broken_model() -> tuple[Any, Any]:
@@ -53,6 +55,11 @@ class Faulty:
 
     def __init__(self, batches: list[Batch], folder: Path, faults: tuple[Fault, ...]) -> None:
         self.batches, self.folder, self.faults = batches, folder, {at: kind for kind, at in faults}
+
+    def begin(self) -> None:
+        """Whoever is the first to make the data suffers what comes "before batch -1"."""
+        if -1 in self.faults and self._claim(-1):
+            suffer(self.faults[-1])
 
     def __iter__(self) -> Iterator[Batch]:
         for number, batch in enumerate(self.batches):

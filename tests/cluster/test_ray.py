@@ -57,14 +57,14 @@ def assert_equal(one: Chain, two: Chain) -> None:
 
 
 def test_faults(tmp_path: Path):
-    """A worker is killed, and one is frozen: the weights are those of a run without."""
+    """A worker is frozen as it starts, one is killed, and one is frozen: the weights are those of a run without."""
     name, cuts, replicas, shards = "ctrdnn", (2,), [2, 1], 2
     unbroken, losses, _ = run_here(
         lambda: build(name), batches(name), make_plan(build(name), cuts, units=replicas), steps=STEPS, micro_batches=3,
         replicas=replicas, shards=shards, path=tmp_path / "unbroken", optimizer=dense_optimizer,
     )  # fmt: skip
     assert_same(name, unbroken, losses)
-    faults = (("kill", 14), ("freeze", 35))  # others, and machines, in test_faults.py
+    faults = (("freeze", -1), ("kill", 14), ("freeze", 35))  # others, and machines, in test_faults.py
     broken, result = run(tmp_path, name, cuts, replicas, shards, faults=faults)
     assert len(list(tmp_path.glob("fault-*"))) == len(faults)
     assert result.losses == losses

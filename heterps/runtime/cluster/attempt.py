@@ -37,12 +37,12 @@ def remove_groups(job: str) -> None:
 class Attempt:
     """The processes of one attempt."""
 
-    def __init__(self, work: Work, *, number: int, job: str, limits: Limits) -> None:
+    def __init__(self, work: Work, *, number: int, job: str, limits: Limits, failures: int = 0) -> None:
         self.work, self.number, self._limits = work, number, limits
         self.keys = Keys.generate()
         self.token = uuid.uuid4().hex[:8]
         """Of this attempt alone, also if a coordinator that died has had one of the same number."""
-        self.watch = Watch(limits)
+        self.watch = Watch(limits, failures=failures)
         self._job, self._name = job, f"{_prefix(job)}{number}"
         self._group: Any = None
         self._replicas: dict[str, Any] = {}
@@ -62,9 +62,9 @@ class Attempt:
             for number, name in enumerate(shards, start=len(replicas)):
                 self._shards[name] = Shards.options(**self._options(number, demands[number])).remote(self.keys)
             opened = {name: actor.open.remote() for name, actor in {**self._replicas, **self._shards}.items()}
-        found = self.watch.all(opened, within_s=self._limits.start_s)
         for name, actor in {**self._replicas, **self._shards}.items():
             self.watch.add(name, actor)
+        found = self.watch.all(opened, within_s=self._limits.start_s)
         for name, actor in self._shards.items():
             self.watch.add_endless(name, actor.serve.options(concurrency_group=SERVE).remote())
         addresses = dict(zip(layout.seats(), found[: len(replicas)], strict=True))

@@ -146,8 +146,9 @@ class Coordinator:
                 return True
             self._work, self.outcome.plan = found, self.room.plan
             attempt = Attempt(
-                replace(found, evaluation=None), number=self.outcome.attempts, job=self.options.job, limits=self._limits
-            )
+                replace(found, evaluation=None), number=self.outcome.attempts, job=self.options.job,
+                limits=self._limits, failures=self._in_a_row,
+            )  # fmt: skip
             self._try(attempt)
             return True
         except Failed as failed:

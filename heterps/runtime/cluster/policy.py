@@ -113,6 +113,8 @@ class Limits:
     """Failures in a row, without a checkpoint between them, before the run is given up."""
     frozen_s: float = 15.0
     """Seconds without an answer after which a process counts as frozen."""
+    boot_s: float = 40.0
+    """Seconds that a new process has to give its first answer; doubles with each failure in a row."""
     stalled_s: float = 300.0
     """Seconds without a finished step, while all answer."""
     start_s: float = 120.0

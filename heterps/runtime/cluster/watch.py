@@ -37,8 +37,10 @@ def is_final(error: BaseException) -> bool:
 class Watch:
     """Watches actors by name."""
 
-    def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Limits, *, failures: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        """After so many `failures` in a row, processes have longer to start: they may be slow rather than frozen."""
         self._limits, self._clock = limits, clock
+        self._boot_s = limits.boot_s * 2.0**failures
         self._actors: dict[str, Any] = {}
         self._beats: dict[str, tuple[Any, float]] = {}
         self._steps: dict[str, int] = {}
@@ -47,7 +49,7 @@ class Watch:
         self._moved = clock()
 
     def add(self, name: str, actor: Any) -> None:
-        """From now on this one has to answer."""
+        """From now on this one has to answer; its first answer may take as long as a process takes to start."""
         self._actors[name] = actor
 
     def add_endless(self, name: str, call: Any) -> None:
@@ -96,7 +98,7 @@ class Watch:
             if call in answered:
                 self._steps[name] = self._get(name, call)
                 self._beats[name] = (_beat(self._actors[name]), now)
-            elif now - asked > self._limits.frozen_s:
+            elif now - asked > (self._limits.frozen_s if name in self._steps else self._boot_s):
                 raise Failed(Frozen(name, now - asked))
         done = sum(self._steps.values())
         if done != self._done or not stepping:
