@@ -28,7 +28,7 @@ demo: $(STAMP) ## profile a click model, plan it over the catalog, train it here
 	@$(BIN)/heterps run examples/demo.yaml --here --compare --no-resume --set goal.min_throughput=$(THROUGHPUT)
 
 test: $(STAMP) ## unit tests, two at a time
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 3 --dist worksteal  # tests of clusters mostly wait
 
 lint: $(STAMP) ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .
