@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from heterps.cli.options import Json
-from heterps.report.tables import table
 from heterps.units import format_seconds, format_share
 
 ClusterAddress = Annotated[
@@ -42,6 +41,8 @@ def status(
 
 
 def _show_jobs(console: Console, found: dict[str, dict[str, Any] | None]) -> None:
+    from heterps.report.tables import table
+
     shown = table("jobs", "job", "state", "step", "samples/s", "loss", "AUC", "restarts", "checkpoint", left=2)
     for name, one in found.items():
         if one is None:
@@ -55,6 +56,8 @@ def _show_jobs(console: Console, found: dict[str, dict[str, Any] | None]) -> Non
 
 
 def _show_job(console: Console, name: str, one: dict[str, Any] | None) -> None:
+    from heterps.report.tables import table
+
     if one is None:
         console.print(f"{name}: no answer; its coordinator is starting, frozen or cut off")
         return
