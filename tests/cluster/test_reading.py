@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from heterps.data import Criteo, Csv, Parquet, Read, Synthetic
-from heterps.data.reader import Part, Pass, Place
+from heterps.data.reader import MalformedRow, Part, Pass, Place
 from heterps.errors import HeterPSError, InvalidInput
 from heterps.models import Bags
 from heterps.ps import Keys
@@ -289,9 +289,9 @@ def test_a_malformed_row_is_the_same_error_for_all(tmp_path: Path):
     for name, limit in (("day.tsv", 0), ("day.tsv", 2), ("day.gz", 1)):
         source = Criteo(str(tmp_path / name), shuffle_bytes=8000, max_bad_rows=limit)
         options = {"batch_size": 16, "epochs": 1, "seed": 0, "shuffle": False}
-        with pytest.raises(HeterPSError, match="line") as plain:
+        with pytest.raises(MalformedRow, match="line") as plain:
             read_plain(source, **options)
-        assert set(errors(source, 3, **options)) == {(HeterPSError, str(plain.value))}
+        assert set(errors(source, 3, **options)) == {(MalformedRow, str(plain.value))}
 
 
 def errors(source: Any, members: int, **options: Any) -> list[tuple[type, str]]:

@@ -122,6 +122,7 @@ def test_steps_are_applied_in_their_order(replicas):
     later = one.push_part(SMALL, ones(SMALL), step=1, part=0, parts=1, lr=4.0)
     later.wait(20.0)  # it is alone
     one.push_part(SMALL, ones(SMALL), step=5, part=0, parts=2, lr=2.0)
+    one.stats()  # answered behind it: the part is there
     last = two.push_part(SMALL, ones(SMALL), step=6, part=0, parts=1, lr=3.0)
     with pytest.raises(ServerTimeout, match="step 6"):
         last.wait(0.2)
