@@ -26,7 +26,7 @@ from torch import Tensor
 
 from heterps.data import rows
 from heterps.data.ahead import Ahead
-from heterps.data.reader import Part, Pass, Place
+from heterps.data.reader import MalformedRow, Part, Pass, Place
 from heterps.data.rows import Columns, Ragged
 from heterps.errors import HeterPSError, InvalidInput
 from heterps.models import Chain
@@ -45,6 +45,9 @@ WAITING_BYTES = 64 << 20
 
 END = "end"
 """The key of what a member sends last, if it ends before the data does."""
+
+TOLD: Mapping[str, type[HeterPSError]] = {"invalid": InvalidInput, "malformed": MalformedRow, "error": HeterPSError}
+"""Names under which errors are told to others, and as what they raise them; whatever else it is, the last."""
 
 Tensors = Mapping[str, Tensor | None]
 
@@ -232,7 +235,7 @@ class SharedPass:
 
 def _told(error: Exception) -> Tensors:
     """An error as tensors, for `_unpack` to raise."""
-    kind = "invalid" if isinstance(error, InvalidInput) else "error"
+    kind = next((kind for kind, of in TOLD.items() if isinstance(error, of)), "error")
     text = str(error) if isinstance(error, HeterPSError) else f"{type(error).__name__}: {error}"
     return {kind: torch.tensor(list(text.encode()), dtype=torch.uint8)}
 
@@ -278,9 +281,9 @@ def _unpack(tensors: Tensors) -> tuple[Part, int]:
     """A part but for what says why rows are malformed, and how many are."""
     columns: Columns = {}
     arrays = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
-    for kind, error in (("invalid", InvalidInput), ("error", HeterPSError)):
-        if kind in arrays:
-            raise error(arrays[kind].tobytes().decode(errors="replace"))
+    for told, error in TOLD.items():
+        if told in arrays:
+            raise error(arrays[told].tobytes().decode(errors="replace"))
     for name, array in arrays.items():
         kind, _, column = name.partition(" ")
         if kind == "column":
