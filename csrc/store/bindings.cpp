@@ -109,6 +109,16 @@ void bind_store(nb::module_& m) {
              nb::gil_scoped_release unlocked;
              self.table.push(ids.data(), ids.size(), grads.data(), seconds);
            }, nb::arg("ids").noconvert(), nb::arg("grads").noconvert(), nb::arg("seconds"))
+      .def("push_parts", [](Bound& self, const std::vector<Ids>& ids, const std::vector<Floats>& grads) {
+             same(grads.size(), ids.size(), "parts");
+             std::vector<Table::Part> parts;
+             for (std::size_t k = 0; k < ids.size(); ++k) {
+               same(grads[k].size(), ids[k].size() * self.dim, "gradients");
+               parts.push_back({ids[k].data(), ids[k].size(), grads[k].data()});
+             }
+             nb::gil_scoped_release unlocked;
+             return self.table.push_parts(parts);
+           }, nb::arg("ids").noconvert(), nb::arg("grads").noconvert())
       .def("pull_distinct", [](Bound& self, Ids ids, IntsOut number, FloatsOut rows, std::uint32_t seconds) {
              same(number.size(), ids.size(), "numbers");
              if (rows.size() < ids.size() * self.dim) throw std::invalid_argument("no room for the rows of all ids");

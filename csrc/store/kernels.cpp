@@ -238,20 +238,17 @@ void copy_distinct(const Distinct& call, const RowView& rows, int width, float* 
 template <int kDim>
 HETERPS_INLINE void sum_repeats(const Distinct& call, const Gradients& from, int width) {
   const int dim = kDim > 0 ? kDim : width;
-  const auto row = [&](std::uint32_t p) {
-    return from.grads + static_cast<std::size_t>(from.row_of != nullptr ? from.row_of[p] : p) * dim;
-  };
   const auto scale = [&](std::uint32_t p) { return from.scale != nullptr ? from.scale[p] : 1.0f; };
   std::uint32_t ranks = 0;
   for (std::size_t r = 0; r < call.repeats; ++r) {
     const std::uint32_t number = call.repeat_number[r], p = call.repeat_position[r];
     std::uint32_t rank = from.rank[number];
-    const float* grad = row(p);
+    const float* grad = from.row(p, dim);
     const float times = scale(p);
     if (rank == kNoSlot) {
       from.rank[number] = rank = ranks++;
       const std::uint32_t p0 = call.first[number];
-      const float* first = row(p0);
+      const float* first = from.row(p0, dim);
       const float times0 = scale(p0);
       float* sum = from.sums + static_cast<std::size_t>(rank) * dim;
       HETERPS_ROW
@@ -379,7 +376,7 @@ void apply(const Rule& rule, const Distinct& call, const Gradients& from, const 
   const auto fetch = [&](std::size_t u) {
     const std::uint32_t slot = call.slot[u], p = from.summed ? static_cast<std::uint32_t>(u) : call.first[u];
     if (slot == kNoSlot) return;
-    __builtin_prefetch(from.grads + static_cast<std::size_t>(from.row_of != nullptr ? from.row_of[p] : p) * dim);
+    __builtin_prefetch(from.row(p, dim));
     prefetch(rows.weights(slot), sizeof(float) * dim);
     if constexpr (kKind == Kind::rowwise_adagrad) {
       __builtin_prefetch(rows.state(slot), 1);
@@ -399,8 +396,7 @@ void apply(const Rule& rule, const Distinct& call, const Gradients& from, const 
     } else if (from.rank[u] != kNoSlot) {
       g = from.sums + static_cast<std::size_t>(from.rank[u]) * dim;
     } else {
-      const std::uint32_t p = call.first[u];
-      g = from.grads + static_cast<std::size_t>(from.row_of != nullptr ? from.row_of[p] : p) * dim;
+      g = from.row(call.first[u], dim);
     }
     if (!plain) {
       const float scale = from.scale != nullptr && from.rank[u] == kNoSlot ? from.scale[call.first[u]] : 1.0f;

@@ -36,15 +36,21 @@ struct Distinct {
   int table_bits;
 };
 
-// Gradients of a call: that of position p is grads[row_of ? row_of[p] : p] · (scale ? scale[p] : 1). If `summed`, those
-// of equal ids are one already: that of the distinct id u is grads[u].
+// Gradients of a call: that of position p is grads[row_of ? row_of[p] : p] · (scale ? scale[p] : 1), or lies at at[p].
+// If `summed`, those of equal ids are one already: that of the distinct id u is grads[u].
 struct Gradients {
   const float* grads;
   const std::uint32_t* row_of;
   const float* scale;
   std::uint32_t* rank;             // scratch: kNoSlot for each distinct id
   float* sums;                     // scratch: room for as many rows as ids that occur again, and one
+  const float* const* at = nullptr;
   bool summed = false;
+
+  HETERPS_INLINE const float* row(std::uint32_t p, int dim) const {
+    if (at != nullptr) return at[p];
+    return grads + static_cast<std::size_t>(row_of != nullptr ? row_of[p] : p) * dim;
+  }
 };
 
 struct Kernels {

@@ -44,6 +44,28 @@ Distinct Table::Share::view(const std::int64_t* ids, bool all) {
           repeat_position.data(), repeat_number.data(), repeats, nullptr, nullptr, nullptr, 0};
 }
 
+// Room to number `share.count` ids of a lane in.
+Distinct Table::numbering(Share& share, int lane, const std::int64_t* ids, bool all) {
+  Scratch& scratch = scratches_[lane];
+  const std::size_t room = share.count + 1;
+  for (auto* words : {&share.number, &share.slot, &share.first, &share.repeat_position, &share.repeat_number, &scratch.behind}) {
+    if (words->size() < room) words->resize(room);
+  }
+  if (share.id.size() < room) share.id.resize(room);
+  if (scratch.home.size() < room) scratch.home.resize(room);
+  Distinct call = share.view(ids, all);
+  call.distinct = call.repeats = 0;
+  // Twice the distinct ids that are to be expected, in steps of powers of two.
+  call.table_bits = 10;
+  const std::size_t entries = std::max(share.count + share.count / 8, 2 * scratch.distinct);
+  while (std::size_t{1} << call.table_bits < entries) ++call.table_bits;
+  scratch.table.assign(std::size_t{1} << call.table_bits, kNoSlot);
+  call.table = scratch.table.data();
+  call.behind = scratch.behind.data();
+  call.home = scratch.home.data();
+  return call;
+}
+
 void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                     std::uint32_t seconds) {
   if (count > kMostSlots) throw std::length_error("a call takes at most 4,294,967,280 ids");
@@ -58,22 +80,7 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
       }
     }
     share.count = all ? count : share.position.size();
-    for (auto* words : {&share.number, &share.slot, &share.first, &share.repeat_position, &share.repeat_number}) {
-      if (words->size() <= share.count) words->resize(share.count + 1);
-    }
-    if (share.id.size() <= share.count) share.id.resize(share.count + 1);
-    Distinct call = share.view(ids, all);
-    call.distinct = call.repeats = 0;
-    // Room for twice the distinct ids that are to be expected, in steps of powers of two.
-    call.table_bits = 10;
-    const std::size_t room = std::max(share.count + share.count / 8, 2 * scratches_[l].distinct);
-    while (std::size_t{1} << call.table_bits < room) ++call.table_bits;
-    scratches_[l].table.assign(std::size_t{1} << call.table_bits, kNoSlot);
-    call.table = scratches_[l].table.data();
-    if (scratches_[l].behind.size() <= share.count) scratches_[l].behind.resize(share.count + 1);
-    call.behind = scratches_[l].behind.data();
-    if (scratches_[l].home.size() <= share.count) scratches_[l].home.resize(share.count + 1);
-    call.home = scratches_[l].home.data();
+    Distinct call = numbering(share, l, ids, all);
     lanes_[l]->resolve(call, access, {steps_, seconds}, out);
     share.distinct = scratches_[l].distinct = call.distinct;
     share.repeats = call.repeats;
@@ -243,7 +250,7 @@ void Table::update(const std::int64_t* ids, Batch& batch, const float* grads, co
     std::size_t first = 0;
     for (int k = 0; summed && k < l; ++k) first += batch.shares[k].distinct;
     lanes_[l]->update(config_.rule, share.view(ids, all),
-                      {grads + first * config_.dim, row_of, scale, scratch.rank.data(), scratch.sums.data(), summed});
+                      {grads + first * config_.dim, row_of, scale, scratch.rank.data(), scratch.sums.data(), nullptr, summed});
   });
   ++steps_;
 }
@@ -251,6 +258,55 @@ void Table::update(const std::int64_t* ids, Batch& batch, const float* grads, co
 void Table::push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
   update(ids, resolved_for_push(ids, count, seconds), grads, nullptr, nullptr);
+}
+
+// The pulls of all parts, which are then used up; none unless all are remembered and without repeats.
+std::vector<Table::Batch*> Table::recall_parts(const std::vector<Part>& parts) {
+  std::vector<Batch*> found;
+  for (const Part& part : parts) {
+    Batch* batch = recall(part.ids, part.count, false);
+    const bool fits = batch != nullptr && std::all_of(batch->shares.begin(), batch->shares.end(),
+                                                      [](const Share& share) { return share.repeats == 0; });
+    if (!fits) {
+      for (Batch* other : found) other->valid = true;
+      return {};
+    }
+    batch->valid = false;
+    found.push_back(batch);
+  }
+  return found;
+}
+
+bool Table::push_parts(const std::vector<Part>& parts) {
+  const std::lock_guard lock(mutex_);
+  const std::vector<Batch*> pulls = recall_parts(parts);
+  if (pulls.empty()) return false;
+  const std::size_t dim = config_.dim;
+  scratch_.shares.resize(lanes_.size());
+  pool_.run([&](int l) {
+    Share& share = scratch_.shares[l];
+    Scratch& scratch = scratches_[l];
+    share.count = 0;
+    for (const Batch* pull : pulls) share.count += pull->shares[l].distinct;
+    scratch.id.resize(share.count), scratch.slot.resize(share.count), scratch.grad.resize(share.count);
+    for (std::size_t k = 0, at = 0; k < parts.size(); ++k) {
+      const Share& own = pulls[k]->shares[l];
+      std::copy_n(own.id.data(), own.distinct, scratch.id.data() + at);
+      std::copy_n(own.slot.data(), own.distinct, scratch.slot.data() + at);
+      for (std::size_t u = 0; u < own.distinct; ++u) scratch.grad[at++] = parts[k].grads + own.first[u] * dim;
+    }
+    Distinct call = numbering(share, l, scratch.id.data(), true);
+    kernels_.number(call, 0, share.count, 0, {}, config_.dim);
+    for (std::size_t u = 0; u < call.distinct; ++u) call.slot[u] = scratch.slot[call.first[u]];
+    scratch.distinct = call.distinct;
+    scratch.rank.assign(call.distinct, kNoSlot);
+    const std::size_t floats = (call.repeats + 1) * dim;
+    if (scratch.sums.size() < floats) scratch.sums.resize(floats);
+    lanes_[l]->update(config_.rule, call,
+                      {nullptr, nullptr, nullptr, scratch.rank.data(), scratch.sums.data(), scratch.grad.data()});
+  });
+  ++steps_;
+  return true;
 }
 
 std::vector<const float*> Table::locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,

@@ -31,6 +31,14 @@ class Table {
   void prepare(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
   // Adds up the gradients of equal ids and updates each row once.
   void push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds);
+  // The same for a push in parts, one after the other. False, and nothing is done, unless each was pulled lately and has
+  // no id twice: what is known of these pulls makes it fast.
+  struct Part {
+    const std::int64_t* ids;
+    std::size_t count;
+    const float* grads;
+  };
+  bool push_parts(const std::vector<Part>& parts);
   // The same for an exchange of distinct rows only: `number` gets each id's number, `rows` (room for `count`) the row of
   // each number. The push takes a gradient for each number, of the same ids, and the pull's ticket.
   struct Pulled {
@@ -104,6 +112,8 @@ class Table {
   Batch& next_batch();
   Batch* recall(const std::int64_t* ids, std::size_t count, bool prepared);
   bool is_current(const Batch& batch) const;
+  std::vector<Batch*> recall_parts(const std::vector<Part>& parts);
+  Distinct numbering(Share& share, int lane, const std::int64_t* ids, bool all);
   void copy_rows(const std::int64_t* ids, Batch& batch, float* out);
   void remember(const std::int64_t* ids, std::size_t count, Batch& batch);
 
@@ -119,13 +129,16 @@ class Table {
     std::vector<std::uint32_t> table, rank, behind;
     std::vector<const Bucket*> home;
     std::vector<float> sums;
+    std::vector<std::int64_t> id;            // of all parts of a push
+    std::vector<std::uint32_t> slot;
+    std::vector<const float*> grad;
     std::size_t distinct = 0;      // of the last call
   };
   std::vector<Scratch> scratches_;
   std::vector<std::vector<std::vector<std::uint32_t>>> spread_;   // [thread][lane] positions
   std::vector<std::vector<std::size_t>> counts_;                  // and how many
   std::uint32_t steps_ = 0;
-  std::array<Batch, 12> recent_;
+  std::array<Batch, 32> recent_;   // as many as clients may pull before they push
   std::uint64_t batches_ = 0;
   Batch scratch_;
 };

@@ -68,14 +68,15 @@ class Gathering:
 
     def __init__(self) -> None:
         self._steps: dict[int, Step] = {}
-        self._applied: int | None = None
+        self.applied: int | None = None
+        """The last step that was taken; None: none, or steps have begun anew."""
         self.held_bytes = 0
 
     def add(self, part: Part) -> None:
         """Takes a piece; refuses one that does not fit what is there."""
         _check(part)
-        if self._applied is not None and part.step <= self._applied:
-            raise InvalidInput(f"step {part.step} is over: {self._applied} was applied; abandon starts anew")
+        if self.applied is not None and part.step <= self.applied:
+            raise InvalidInput(f"step {part.step} is over: {self.applied} was applied; abandon starts anew")
         step = self._steps.get(part.step)
         if step is None:
             if len(self._steps) >= MAX_STEPS:
@@ -99,12 +100,12 @@ class Gathering:
         number = min(self._steps, default=None)
         if number is None or not self._steps[number].complete:
             return None
-        self._applied = number
+        self.applied = number
         return self._remove(number)
 
     def abandon(self) -> Iterator[Part]:
         """Drops everything; steps may begin anew with any number."""
-        self._applied = None
+        self.applied = None
         for number in sorted(self._steps):
             yield from self._remove(number).in_order()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from heterps.ps.gathering import Gathering, Part, Step
 from heterps.ps.rows import COMPRESS, pack, unpack
 from heterps.ps.shards import shard_of
 from heterps.ps.snapshots import fetched
+from heterps.ps.waiting import Ahead, Waiting
 from heterps.ps.wire import MAX_ARRAYS, MAX_FRAME_BYTES, Array, Operation, Reply
 from heterps.storage import Url, place, to_write
 from heterps.store.config import TableConfig
@@ -23,11 +25,12 @@ from heterps.store.config import TableConfig
 log = logging.getLogger("heterps.ps")
 
 MakeTable = Callable[[TableConfig], Any]
-"""Makes a local table: a `Table` whose `load` also takes `keep`, a function from ids to a mask of those to keep."""
+"""Makes a local table: a `Table` whose `load` also takes `keep`, a function from ids to a mask of those to keep. It may
+have `push_parts` (see `SparseTable`)."""
 Room = Callable[[tuple[int, int]], NDArray[np.float32] | None]
 """Memory for rows of a shape that the client can read where they are; None if there is none."""
-Replies = list[tuple[Any, Reply]]
-"""Clients and what they get: parts that were held are answered together."""
+Answer = tuple[Any, Reply]
+"""A client, and what it gets."""
 MAX_TABLES = 4096
 HELD_BYTES = 1 << 30
 """Parts of pushes that wait for others; beyond, further ones are refused (assumed)."""
@@ -51,6 +54,14 @@ class Hosted:
     repeats: int = 0
     """Duplicates that clients removed from creating pulls: hits too, as they come after the first."""
     gathering: Gathering = field(default_factory=Gathering)
+    waiting: Waiting = field(default_factory=Waiting)
+
+    def abandon(self) -> Iterator[tuple[Any, int, str]]:
+        """Drops what waits for parts of other clients; gives each client, the number of its operation, and why."""
+        for part in self.gathering.abandon():
+            yield part.client, part.seq, _abandoned(part)
+        for pull in self.waiting.abandon():
+            yield pull.client, pull.operation.seq, f"a pull after step {pull.after} was abandoned with the step"
 
     def keeps(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which ids belong to this shard."""
@@ -67,7 +78,7 @@ class Host:
 
     def run(
         self, operation: Operation, *, again: bool = False, client: Any = None, room: Room | None = None
-    ) -> Replies:
+    ) -> Iterator[Answer]:
         """Does one operation of a client. Never raises.
 
         Args:
@@ -76,15 +87,20 @@ class Host:
             client: who asks; comes back with the reply.
             room: memory that this client reads in place.
 
-        Returns:
-            The reply, and those to parts of other clients that it has completed.
+        Yields:
+            The reply, and those to parts and pulls of all clients that it has completed, each as soon as it is there.
         """
-        others: Replies = []
+        others: list[Answer] = []
         reply = _answered(operation, lambda: self._run(operation, again, client, room, others))
-        return [*others, (client, reply)]
+        yield from others
+        yield client, reply
+        hosted = self.tables.get(operation.table)
+        if hosted is not None and operation.verb == "push_part":
+            for pull in hosted.waiting.due(hosted.gathering.applied):
+                yield pull.client, _answered(pull.operation, partial(_pull, hosted, pull.operation, pull.room))
 
     def _run(
-        self, operation: Operation, again: bool, client: Any, room: Room | None, others: Replies
+        self, operation: Operation, again: bool, client: Any, room: Room | None, others: list[Answer]
     ) -> tuple[Any, list[Array]] | Reply:
         verb, args = operation.verb, operation.args
         if verb not in _VERBS and verb not in _OTHERS:
@@ -101,25 +117,41 @@ class Host:
             hint = did_you_mean(operation.table, self.tables)
             raise InvalidInput(f"no table {operation.table!r} on this server; open it first.{hint}")
         if verb == "pull":
-            return _pull(
-                hosted, {**args, "create": False} if again else args, operation.arrays, None if again else room
-            )
+            after = None if args.get("after") is None or again else _take(args, "after", int)
+            if after is None or (hosted.gathering.applied is not None and hosted.gathering.applied >= after):
+                return _pull(hosted, operation, None if again else room, again=again)
+            return self._ahead(hosted, Ahead(client, operation, after, room))
         if verb == "push_part":
             return self._part(hosted, operation, client, others)
         if verb in ("abandon", "load"):  # what was held belongs to a past that is over
-            others += [(part.client, Reply(part.seq, "error", _abandoned(part))) for part in hosted.gathering.abandon()]
+            for one, seq, what in hosted.abandon():
+                others.append((one, Reply(seq, "error", what)))
         return (None, []) if verb == "abandon" else _VERBS[verb](hosted, args, operation.arrays)
 
-    def _part(self, hosted: Hosted, operation: Operation, client: Any, others: Replies) -> Reply:
+    def _check_room(self, more: int) -> None:
+        """Refuses to hold more than there is room for."""
+        held = sum(other.gathering.held_bytes + other.waiting.held_bytes for other in list(self.tables.values()))
+        if held + more > HELD_BYTES:
+            raise InvalidInput(f"parts of {held} bytes wait for others already; is a client missing?")
+
+    def _ahead(self, hosted: Hosted, pull: Ahead) -> Reply:
+        """Holds a pull until the step before it is applied, and does what can be done for it now."""
+        self._check_room(pull.operation.nbytes)
+        (ids,) = _check(pull.operation.arrays, 1)
+        prepare = getattr(hosted.table, "prepare", None)
+        if prepare is not None and pull.operation.args.get("create"):
+            prepare(ids)
+        hosted.waiting.add(pull)
+        return Reply(pull.operation.seq, "held")
+
+    def _part(self, hosted: Hosted, operation: Operation, client: Any, others: list[Answer]) -> Reply:
         """Takes a part, and applies every step that is complete now, in order."""
         part = _part_of(hosted, operation, client)
-        held = sum(other.gathering.held_bytes for other in list(self.tables.values()))
-        if held + part.nbytes > HELD_BYTES:
-            raise InvalidInput(f"parts of {held} bytes wait for others already; is a client missing?")
+        self._check_room(part.nbytes)
         hosted.gathering.add(part)
         reply = Reply(operation.seq, "held")
         while (step := hosted.gathering.take()) is not None:
-            outcome = _answered(operation, lambda step=step: _apply(hosted, step))  # type: ignore[misc]
+            outcome = _answered(operation, partial(_apply, hosted, step))
             for one in step.in_order():
                 answer = dataclasses.replace(outcome, seq=one.seq)
                 if one is part:
@@ -165,15 +197,17 @@ def _answered(operation: Operation, call: Callable[[], tuple[Any, list[Array]] |
         return Reply(operation.seq, "error", f"{operation.verb}: {type(error).__name__}: {error}")
 
 
-def _pull(hosted: Hosted, args: dict[str, Any], arrays: list[Array], room: Room | None) -> tuple[Any, list[Array]]:
-    (ids,) = _check(arrays, 1)
+def _pull(hosted: Hosted, operation: Operation, room: Room | None, *, again: bool = False) -> tuple[Any, list[Array]]:
+    """The rows; `again`: nothing is counted or made for it."""
+    args = operation.args
+    (ids,) = _check(operation.arrays, 1)
     size = len(ids) * hosted.config.dim * 4
     if size > MAX_FRAME_BYTES:
         raise InvalidInput(f"pull: {len(ids)} rows are {size} bytes, more than a frame of {MAX_FRAME_BYTES}")
     wire = args.get("wire")
     if wire is not None and wire not in COMPRESS:
         raise InvalidInput(f"pull: compress is one of {', '.join(COMPRESS)}, not {wire!r}")
-    create, repeats, piece = _take(args, "create", bool), args.get("repeats", 0), args.get("piece")
+    create, repeats, piece = _take(args, "create", bool) and not again, args.get("repeats", 0), args.get("piece")
     if piece is not None and (type(piece) is not int or piece < 1 or len(ids) > piece * MAX_ARRAYS):
         raise InvalidInput(f"pull: rows of an array: at least 1, and at most {MAX_ARRAYS} arrays, not {piece!r}")
     out = room((len(ids), hosted.config.dim)) if room is not None and wire is None else None
@@ -216,11 +250,13 @@ def _apply(hosted: Hosted, step: Step) -> tuple[Any, list[Array]]:
         hosted.table.set_lr(step.lr)
     parts = step.in_order()
     filled = [part for part in parts if len(part.ids)]
-    if len(filled) <= 1:
-        (one,) = filled or parts[:1]
-        hosted.table.push(one.ids, one.grads)
-    else:
-        hosted.table.push(np.concatenate([part.ids for part in filled]), np.concatenate([p.grads for p in filled]))
+    ids, grads = [part.ids for part in filled or parts[:1]], [part.grads for part in filled or parts[:1]]
+    if len(filled) > 1:
+        push_parts = getattr(hosted.table, "push_parts", None)
+        if push_parts is not None and push_parts(ids, grads):
+            return None, []
+        ids, grads = [np.concatenate(ids)], [np.concatenate(grads)]
+    hosted.table.push(ids[0], grads[0])
     return None, []
 
 

@@ -24,7 +24,10 @@ def save_server(directory: Path, host: Host, sessions: Sessions) -> None:
     for number, hosted in enumerate(host.tables.values()):
         file = f"{generation}-{number:05d}.hps"
         hosted.table.save(str(directory / file))
-        tables.append({"config": hosted.config.to_dict(), "shard": hosted.shard, "shards": hosted.shards, "file": file})
+        tables.append({
+            "config": hosted.config.to_dict(), "shard": hosted.shard, "shards": hosted.shards, "file": file,
+            "applied": hosted.gathering.applied,
+        })  # fmt: skip
     write_json(directory / MANIFEST, {"format": FORMAT, "tables": tables, "sessions": sessions.to_dict()})
     remove_except(directory, {entry["file"] for entry in tables})  # type: ignore[misc]
 
@@ -41,6 +44,7 @@ def load_server(directory: Path, host: Host, sessions: Sessions) -> None:
         for entry in saved["tables"]:
             hosted = host.open(entry["config"].get("name", "table"), entry)
             hosted.table.load(str(directory / entry["file"]))
+            hosted.gathering.applied = entry.get("applied")
         sessions.restore(saved["sessions"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"{path}: not a snapshot of a server ({type(error).__name__}: {error})") from None

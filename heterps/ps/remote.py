@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from heterps.errors import InvalidInput
 from heterps.ps import snapshots
 from heterps.ps.arrays import like, to_numpy
 from heterps.ps.bags import check_bags, pool, spread
+from heterps.ps.errors import ServerTimeout
 from heterps.ps.outstanding import Outstanding, Ticket
 from heterps.ps.rows import pack, unpack
 from heterps.ps.shards import Batch, Int64, Recent, grouped
@@ -56,6 +58,25 @@ class Submitter(Protocol):
         ...
 
 
+class Coming:
+    """Rows that were asked for ahead."""
+
+    def __init__(self, batch: Batch, futures: list[Future[Reply]], shape: tuple[int, ...]) -> None:
+        self._batch, self._futures, self._shape = batch, futures, shape
+
+    def rows(self, timeout_s: float | None = None) -> NDArray[np.float32]:
+        """The rows, once. `ServerTimeout` if they do not come in time; `ServerError` if they were abandoned."""
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        for future in self._futures:
+            try:
+                future.exception(None if end_s is None else max(0.0, end_s - time.monotonic()))
+            except TimeoutError:
+                raise ServerTimeout(f"rows that were asked for ahead did not come within {timeout_s:g} s") from None
+        out = np.empty(self._shape, np.float32)
+        _spread(self._batch, _all(self._futures), out)
+        return out
+
+
 class RemoteTable:
     """A `Table` whose rows lie on the client's servers, split by a hash of their ids.
 
@@ -93,14 +114,19 @@ class RemoteTable:
         counting = create and self._config.tracks  # sights count by occurrence: duplicates stay
         flat, shards = _flat(array), self._client.shards
         batch = grouped(flat, shards) if counting else self._recent.batch(flat, shards)
-        replies = self._rows(batch, create=create)
-        try:
-            rows = [unpack(array) for reply in replies for array in reply.arrays]
-            batch.spread(rows, result.reshape(-1, self._config.dim))
-        finally:
-            for reply in replies:
-                reply.give_back()
+        _spread(batch, _all(self._rows(batch, create=create)), result)
         return like(result, ids) if out is None else out
+
+    def pull_after(self, ids: Ids, step: int) -> Coming:
+        """Asks for rows as they are when all parts of `step` are applied (see `push_part`), and returns at once.
+
+        The servers look the ids up now, and send the rows as soon as that step is over: nobody has to wait for its end
+        to ask then. A step that no part ever comes for is waited for without end, until it is abandoned.
+        """
+        array = to_numpy(ids, np.int64, "ids")
+        flat, shards = _flat(array), self._client.shards
+        batch = grouped(flat, shards) if self._config.tracks else self._recent.batch(flat, shards)
+        return Coming(batch, self._rows(batch, create=True, after=int(step)), (*array.shape, self._config.dim))
 
     def push(self, ids: Ids, grads: Rows) -> None:
         """Sends gradients and returns; see `Table.push`."""
@@ -225,17 +251,19 @@ class RemoteTable:
             for start in starts:
                 yield shard, start, min(start + self._chunk, last)
 
-    def _rows(self, batch: Batch, *, create: bool) -> list[Reply]:
-        """Rows of the batch's ids, in their order; the servers are told of the duplicates that were removed."""
+    def _rows(self, batch: Batch, *, create: bool, after: int | None = None) -> list[Future[Reply]]:
+        """Asks for the batch's ids, in their order; the servers are told of the duplicates that were removed."""
         repeats = batch.count - len(batch.ids)
         futures: list[Future[Reply]] = []
         for shard, start, end in self._chunks(batch, empty=False):
             args: dict[str, Any] = {"create": create, "wire": None, "repeats": 0 if futures else repeats}
+            if after is not None:
+                args["after"] = after
             if not self._client.shares(shard):  # in arrays of a frame each: nothing has to be put together
                 most = max(1, self._client.piece_bytes(shard) // (4 * self._config.dim))
                 args |= {"wire": self._client.compress, "piece": max(most, -(-(end - start) // MAX_ARRAYS))}
             futures.append(self._ask(shard, "pull", args, batch.ids[start:end]))
-        return _all(futures)
+        return futures
 
     def _sums(self, ids: Ids, grads: Rows) -> Iterator[tuple[int, int, int, tuple[NDArray[Any], NDArray[Any]]]]:
         """Shard, piece, pieces and arrays (ids, summed gradients) of each operation of a push."""
@@ -273,6 +301,16 @@ class RemoteTable:
 
 def _flat(ids: NDArray[Any]) -> Int64:
     return np.ascontiguousarray(ids).reshape(-1)
+
+
+def _spread(batch: Batch, replies: list[Reply], out: NDArray[np.float32]) -> None:
+    """Writes the row of each id that was asked for, and gives the replies' memory back."""
+    try:
+        rows = [unpack(array) for reply in replies for array in reply.arrays]
+        batch.spread(rows, out.reshape(-1, out.shape[-1]))
+    finally:
+        for reply in replies:
+            reply.give_back()
 
 
 def _all(futures: list[Future[Reply]]) -> list[Reply]:

@@ -22,7 +22,7 @@ import zmq
 from heterps.errors import InvalidInput
 from heterps.ps.errors import WireError
 from heterps.ps.gate import Gate
-from heterps.ps.hosting import Host, MakeTable, Replies
+from heterps.ps.hosting import Answer, Host, MakeTable
 from heterps.ps.keys import Keys, piece_bytes, protect
 from heterps.ps.lanes import Lanes
 from heterps.ps.neighbours import Neighbours
@@ -96,7 +96,8 @@ class Server:
         self._requests = self._malformed = 0
         self._neighbours = Neighbours(Arena()) if shared else None
         self._started_s = time.monotonic()
-        self._outbox: deque[tuple[Replies, int]] = deque()
+        self._outbox: deque[tuple[list[Answer], int | None]] = deque()
+        """Replies, and the bytes of the job that ends with them; None: it goes on."""
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._inner, self._outer = socket.socketpair()
@@ -271,12 +272,17 @@ class Server:
             room = functools.partial(near.rows, sharing.offer)
 
         def job() -> None:
-            replies: Replies = []
+            replies: list[Answer] = []
             for operation, again in batch:
-                if table:
-                    replies += self._host.run(operation, again=again, client=session, room=room)
-                else:
+                if not table:
                     replies.append((session, self._stats(operation)))
+                    continue
+                for answer in self._host.run(operation, again=again, client=session, room=room):
+                    replies.append(answer)
+                    if operation.verb == "push_part":  # others wait for this one
+                        self._outbox.append((replies, None))
+                        self._wake()
+                        replies = []
             self._outbox.append((replies, size))
             self._wake()
 
@@ -286,11 +292,12 @@ class Server:
         """Sends what the workers have done; what is done for one client in a row as one message."""
         if self._neighbours is not None and self._neighbours.crowded:
             self._neighbours.leave_the_dead()
-        done: Replies = []
+        done: list[Answer] = []
         while self._outbox:
             replies, size = self._outbox.popleft()
-            self._in_work -= 1
-            self._queued_bytes -= size
+            if size is not None:
+                self._in_work -= 1
+                self._queued_bytes -= size
             for session, reply in replies:
                 session.finish(reply)
             done += replies

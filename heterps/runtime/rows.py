@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -96,22 +96,27 @@ class HostRows:
         self._look_ahead = look_ahead
         self._steps: dict[int, _Step] = {}
 
-    def prepare(self, step: int, batch: Mapping[str, Value]) -> Tensor | None:
-        """Looks the ids up. Rows of servers are pulled here and now, where staleness leaves the time for it."""
+    def prepare(self, step: int, batch: Mapping[str, Value]) -> Tensor | Callable[[], Tensor] | None:
+        """Looks the ids up. Rows of servers are pulled here and now, where staleness leaves the time for it.
+
+        Where it does not, servers may take the question now, and answer when the step before is applied.
+        """
         table, ids = self._shared.table, self._layer.ids_of(batch)
         if self._staleness and not isinstance(table, SparseTable):
             self._shared.wait_for(step - 1 - self._staleness, own=True)
             return self._pulled(ids)
-        if self._look_ahead and isinstance(ids, Tensor):
+        coming = self._shared.pull_ahead(step - 1, ids) if isinstance(ids, Tensor) else None
+        if coming is None and self._look_ahead and isinstance(ids, Tensor):
             table.prepare(ids)
-        return None
+        return coming
 
     def pull(self, step: int, batch: Mapping[str, Value], prepared: Any) -> None:
         """See `Rows.pull`."""
         ids = self._layer.ids_of(batch)
         if prepared is None:
             self._shared.wait_for(step - 1 - self._staleness)
-        rows = self._pulled(ids) if prepared is None else prepared
+            prepared = self._pulled(ids)
+        rows = prepared if isinstance(prepared, Tensor) else prepared()
         self._steps[step] = _Step(ids, self._layer.shaped(rows, ids))
 
     def _pulled(self, ids: Value) -> Tensor:

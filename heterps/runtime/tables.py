@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,6 +78,13 @@ class SharedPush:
             return
         with self._condition:
             self._condition.wait_for(lambda: self._pushed >= step or self._failed)
+
+    def pull_ahead(self, step: int, ids: Tensor) -> Callable[[], Tensor] | None:
+        """Asks for rows as they will be when the gradients of `step` are applied; None if that cannot be asked for.
+
+        What it gives waits for them.
+        """
+        return None
 
     def push(self, step: int, layer: str, ids: Tensor | Bags, grads: Tensor, pooling: str | None) -> None:
         """Adds the gradients of one layer, by its name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import Any
 
@@ -98,6 +98,15 @@ class SparseTable:
         """Applies gradients; see `Table.push`."""
         given = as_ids(ids)
         self._core.push(given, as_rows(grads, (*given.shape, self.config.dim), "gradients"), self.seconds)
+
+    def push_parts(self, ids: Sequence[NDArray[np.int64]], grads: Sequence[NDArray[np.float32]]) -> bool:
+        """One push of several parts (ids of one axis, their gradients), as if they followed each other in one array.
+
+        Nothing is looked up or copied for it, so each part must have been pulled lately, and have no id twice. False if
+        one was not: then nothing is pushed.
+        """
+        rows = [as_rows(own, (len(of), self.config.dim), "gradients") for of, own in zip(ids, grads, strict=True)]
+        return self._core.push_parts([as_ids(own) for own in ids], rows)
 
     def pull_distinct(self, ids: Ids, *, number: Ids, rows: Rows) -> tuple[int, int]:
         """Rows of the distinct ids only, for whoever spreads them elsewhere, such as a GPU.

@@ -7,8 +7,9 @@ layers. A table that one layer of one replica uses alone needs none of this: its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from heterps.models import Bags, Chain
@@ -61,6 +62,7 @@ class GatheredPush(SharedPush):
         self._me, self._own = me, sum(seat == me for seat, _ in users)
         self._sent: dict[int, int] = {}
         self._lr: float | None = None
+        self._first = 0
 
     def wait_for(self, step: int, *, own: bool = False) -> None:
         """Returns when the gradients of `step` are applied, those of the others too."""
@@ -68,6 +70,24 @@ class GatheredPush(SharedPush):
             with self._condition:
                 self._condition.wait_for(lambda: self._pushed >= step or self._failed)
         self._remote.wait_for(step, timeout_s=self._timeout_s)
+
+    def pull_ahead(self, step: int, ids: Tensor) -> Callable[[], Tensor] | None:
+        """See `SharedPush.pull_ahead`; of the steps before the first one the servers know nothing."""
+        if step < self._first:
+            return None
+        coming = self._remote.pull_after(ids, step)
+
+        def rows() -> Tensor:
+            found = torch.from_numpy(coming.rows(self._timeout_s))
+            self.wait_for(step)  # it is applied: this raises what went wrong with it
+            return found
+
+        return rows
+
+    def start_at(self, step: int) -> None:
+        """The next step to be pushed."""
+        super().start_at(step)
+        self._first = step
 
     def push(self, step: int, layer: str, ids: Tensor | Bags, grads: Tensor, pooling: str | None) -> None:
         """Sends the gradients of one layer of this replica; there may be none."""
