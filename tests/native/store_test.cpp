@@ -181,6 +181,36 @@ void distinct_calls(int dim, int threads) {
   }
 }
 
+// A push in parts of rows that were pulled is one push of them all.
+void parts(int dim, int threads) {
+  std::mt19937_64 rng(6);
+  Table one(config(dim, Kind::adagrad), threads), other(config(dim, Kind::adagrad), 1);
+  for (int call = 0; call < 20; ++call) {
+    std::vector<std::vector<std::int64_t>> ids(2 + rng() % 3);
+    std::vector<std::vector<float>> grads;
+    std::vector<Table::Part> given;
+    std::vector<std::int64_t> all;
+    std::vector<float> whole, rows(3'000 * dim), expected(3'000 * dim);
+    for (auto& own : ids) {
+      std::set<std::int64_t> distinct;
+      for (std::size_t k = 0; k < 1 + rng() % 2'000; ++k) distinct.insert(static_cast<std::int64_t>(rng() % 3'000));
+      own.assign(distinct.begin(), distinct.end());
+      grads.emplace_back(own.size() * dim);
+      for (float& value : grads.back()) value = static_cast<float>(rng() % 8);
+      given.push_back({own.data(), own.size(), grads.back().data()});
+      all.insert(all.end(), own.begin(), own.end());
+      whole.insert(whole.end(), grads.back().begin(), grads.back().end());
+      one.pull(own.data(), own.size(), rows.data(), true, 0);
+    }
+    CHECK(one.push_parts(given));
+    CHECK(!one.push_parts(given));   // the pulls are used up
+    other.push(all.data(), all.size(), whole.data(), 0);
+    one.pull(ids[0].data(), ids[0].size(), rows.data(), false, 0);
+    other.pull(ids[0].data(), ids[0].size(), expected.data(), false, 0);
+    for (std::size_t i = 0; i < ids[0].size() * dim; ++i) CHECK(rows[i] == expected[i]);
+  }
+}
+
 // Ids keep their slots, whoever asks first.
 void slots_by_many_threads() {
   Slots slots;
@@ -221,6 +251,8 @@ int main() {
   for (const int threads : {1, 3}) {
     distinct_calls(16, threads);
     distinct_calls(5, threads);
+    parts(16, threads);
+    parts(5, threads);
   }
   slots_by_many_threads();
   std::puts("ok");
