@@ -35,8 +35,11 @@ def plan_given(job: Job, measured: Measurement, catalog: Catalog) -> Choice:
     return Choice(wanted if not lacking else best_here(job, measured, catalog=catalog), wanted, lacking)
 
 
-def show_plans(job: Job, choice: Choice, *, compare: bool) -> dict[str, str]:
-    """Prints what layers cost and which plans there are; gives the files that a report needs."""
+def show_plans(job: Job, choice: Choice, *, compare: bool, here: bool = True) -> dict[str, str]:
+    """Prints what layers cost and which plans there are; gives the files that a report needs.
+
+    Unless the run is to be `here`, what this machine lacks does not matter.
+    """
     from heterps.report.profiles import profile_table
     from heterps.report.tables import show_comparison, show_plan
     from heterps.schedule.comparison import compare_methods
@@ -60,7 +63,7 @@ def show_plans(job: Job, choice: Choice, *, compare: bool) -> dict[str, str]:
     show_plan(first.problem, first.plan)
     if first is not choice.wanted or job.plan.file is not None:
         _say_what_is_missed(job, first)
-    if choice.lacking and choice.wanted is not None:
+    if here and choice.lacking and choice.wanted is not None:
         rent = ", ".join(f"{units} × {name}" for name, units in choice.lacking.items())
         console.print(f"\nThis machine lacks what the plan needs; to run it, rent {rent}.", highlight=False)
         console.print("The best plan for this machine:\n")
@@ -72,14 +75,15 @@ def show_plans(job: Job, choice: Choice, *, compare: bool) -> dict[str, str]:
     return files
 
 
-def say_cost(job: Job, choice: Choice) -> None:
-    """What the whole job would take and cost, by each plan."""
+def say_cost(job: Job, choice: Choice, *, here: bool = True) -> None:
+    """What the whole job would take and cost, by the plan and, if it is to run `here`, by that for this machine."""
     from heterps.loop.measuring import job_samples
     from heterps.units import MILLION, format_usd
 
     samples = job_samples(job)
-    for what, planned in (("the plan", choice.wanted), ("this machine", choice.here)):
-        if planned is None or (what == "this machine" and choice.wanted is choice.here):
+    own = choice.here if here and choice.here is not choice.wanted else None
+    for what, planned in (("the plan", choice.wanted), ("this machine", own)):
+        if planned is None:
             continue
         was = planned.plan.predicted
         if samples is None:

@@ -59,18 +59,19 @@ def run(
     check_first(job, catalog)
     measured = measured_job(job, fresh=fresh, quiet=False)
     choice = plan_given(job, measured, catalog) if job.plan.file is not None else choose(job, measured, catalog=catalog)
-    files = show_plans(job, choice, compare=compare)
+    on_cluster = job.engine.name == "ray" and not here and choice.wanted is not None
+    files = show_plans(job, choice, compare=compare, here=not on_cluster)
     if choice.infeasible is not None and not here:
         sys.stderr.write("heterps: to train by the best plan for this machine all the same, add --here\n")
         raise choice.infeasible
     if dry_run:
-        say_cost(job, choice)
+        say_cost(job, choice, here=not on_cluster)
         return
-    on_cluster = job.engine.name == "ray" and not here  # what this machine lacks may be there
     if choice.lacking and not here and not on_cluster and not _agreed():
         sys.stderr.write("heterps: nothing was trained; add --here to train by the best plan for this machine\n")
         raise typer.Exit(NOT_HERE)
-    planned = choice.wanted if on_cluster and choice.wanted is not None else choice.here
+    planned = choice.wanted if on_cluster else choice.here
+    assert planned is not None
     files |= {"profile.json": planned.problem.profile.to_text(), "cluster.yaml": planned.problem.cluster.to_text(),
               "measurement.json": measured.to_text()}  # fmt: skip
     from heterps.loop.comparing import with_prediction
