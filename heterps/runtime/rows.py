@@ -13,6 +13,7 @@ from heterps import _native
 from heterps.models import Bags
 from heterps.models.batch import Value
 from heterps.models.layer import SparseEmbedding
+from heterps.ps.bags import pool
 from heterps.runtime.tables import SharedPush
 from heterps.store import SparseTable
 from heterps.store.interface import Pooling
@@ -105,7 +106,9 @@ class HostRows:
         if self._staleness and not isinstance(table, SparseTable):
             self._shared.wait_for(step - 1 - self._staleness, own=True)
             return self._pulled(ids)
-        coming = self._shared.pull_ahead(step - 1, ids) if isinstance(ids, Tensor) else None
+        coming = self._shared.pull_ahead(step - 1, ids.ids if isinstance(ids, Bags) else ids)
+        if coming is not None and isinstance(ids, Bags):
+            return lambda: torch.from_numpy(pool(coming().numpy(), ids.offsets[:-1].numpy(), self._pooling))
         if coming is None and self._look_ahead and isinstance(ids, Tensor):
             table.prepare(ids)
         return coming
@@ -123,8 +126,11 @@ class HostRows:
         table = self._shared.table
         if not isinstance(ids, Bags):
             return torch.as_tensor(table.pull(ids))
-        pooling: Pooling = "mean" if self._layer.pooling == "mean" else "sum"
-        return torch.as_tensor(table.bag(ids.ids, ids.offsets[:-1], mode=pooling))
+        return torch.as_tensor(table.bag(ids.ids, ids.offsets[:-1], mode=self._pooling))
+
+    @property
+    def _pooling(self) -> Pooling:
+        return "mean" if self._layer.pooling == "mean" else "sum"
 
     def part(self, step: int, layer: SparseEmbedding, start: int, stop: int) -> Tensor:
         """See `Rows.part`."""
