@@ -27,8 +27,10 @@ setup: $(STAMP) ## environment in .venv, native core built
 demo: $(STAMP) ## profile a click model, plan it over the catalog, train it here, report
 	@$(BIN)/heterps run examples/demo.yaml --here --compare --no-resume --set goal.min_throughput=$(THROUGHPUT)
 
-test: $(STAMP) ## unit tests, two at a time
-	$(BIN)/pytest -n 3 --dist worksteal  # tests of clusters mostly wait
+# Three at a time, on two cores: tests of clusters often wait. A file stays in one process, as its fixtures do; the
+# longest files start first (tests/conftest.py). Processes share what they compile.
+test: $(STAMP) ## unit tests, three files at a time
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP) ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_plan_prints_stages_totals_and_the_proof(files: tuple[Path, Path]) -> None:
-    done = heterps("plan", *files, *GOAL)
+    done = heterps("plan", *files, *GOAL, fresh=True)
     assert done.returncode == 0, done.stderr
     for word in ("stage", "parameter server", "v100", "proved optimal", "Why this placement", "everything on cpu: +"):
         assert word in done.stdout
@@ -69,14 +69,14 @@ def test_goals(files: tuple[Path, Path]) -> None:
 
 def test_compare_pareto_and_explain(files: tuple[Path, Path], tmp_path: Path) -> None:
     methods = "exact,rl,greedy,heuristic,only:cpu,brute-force"
-    done = heterps("compare", *files, *GOAL, "--methods", methods, "--json", "--plot", tmp_path / "c.png")
+    done = heterps("compare", *files, *GOAL, "--methods", methods, "--json", "--plot", tmp_path / "c.png", fresh=True)
     rows = {row["method"]: row for row in json.loads(done.stdout)["methods"]}
     assert rows["exact"]["gap"] <= 1e-6
     assert rows["only:cpu"]["gap"] > 0.5
     assert all({"seconds", "evaluations", "usd_per_million_samples"} <= row.keys() for row in rows.values())
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
-    done = heterps("pareto", *files, "--points", "6", "--json", "--plot", tmp_path / "p.png")
+    done = heterps("pareto", *files, "--points", "6", "--json", "--plot", tmp_path / "p.png", fresh=True)
     points = json.loads(done.stdout)["points"]
     assert len(points) == 6
     assert all(a["throughput"] < b["throughput"] for a, b in itertools.pairwise(points))
@@ -85,7 +85,7 @@ def test_compare_pareto_and_explain(files: tuple[Path, Path], tmp_path: Path) ->
     assert (tmp_path / "p.png").stat().st_size > 1000
 
     heterps("plan", *files, *GOAL, "--out", tmp_path / "plan.json")
-    done = heterps("explain", tmp_path / "plan.json", *files)
+    done = heterps("explain", tmp_path / "plan.json", *files, fresh=True)
     for word in ("Next best alternatives", "communication", "paper (Newton", "static 1:8"):
         assert word in done.stdout
     explained = json.loads(heterps("explain", tmp_path / "plan.json", *files, "--json").stdout)
@@ -192,7 +192,7 @@ def test_a_cluster_may_offer_fewer_or_more_types_than_were_profiled(files: tuple
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     began = time.perf_counter()
-    done = heterps("--help")
+    done = heterps("--help", fresh=True)
     seconds = time.perf_counter() - began
     assert done.returncode == 0
     assert "compare" in done.stdout

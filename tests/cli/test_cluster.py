@@ -17,7 +17,7 @@ from tests.cli.jobs import JOB, write_job
 
 
 def test_a_cluster_that_is_not_there_is_said_at_once():
-    assert "no Ray cluster at 127.0.0.1:1" in refused("status", "--address", "127.0.0.1:1", code=1)
+    assert "no Ray cluster at 127.0.0.1:1" in refused("status", "--address", "127.0.0.1:1", code=1, fresh=True)
 
 
 @pytest.mark.parametrize(

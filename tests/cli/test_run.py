@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a job was run by the best plan for this machine, as its own needs other hardware."""
     place = tmp_path_factory.mktemp("place")
     job(place / "click.yaml", **RENT)
-    done = heterps("run", "click.yaml", "--here", "--compare", cwd=place)
+    done = heterps("run", "click.yaml", "--here", "--compare", cwd=place, fresh=True)
     assert done.returncode == 0, done.stderr
     (place / "stdout").write_text(done.stdout)
     return place
@@ -91,7 +91,7 @@ def test_the_result_lays_prediction_beside_measurement(place: Path) -> None:
 
 
 def test_calibration_brings_the_prediction_to_what_was_measured(place: Path) -> None:
-    done = heterps("calibrate", "click", "--out", "better.json", cwd=place)
+    done = heterps("calibrate", "click", "--out", "better.json", cwd=place, fresh=True)
     assert done.returncode == 0, done.stderr
     run = place / "runs" / "click"
     result, was = json.loads((run / "result.json").read_text()), Profile.load(run / "profile.json")
@@ -162,7 +162,7 @@ def test_a_run_that_leaves_its_prediction_says_so_and_proposes_a_plan(
 
 def test_profile_writes_what_planning_reads(place: Path) -> None:
     done = heterps("profile", "click.yaml", "--types", "cpu,t4:8", "--out", "profile.json", "--cluster-out",
-                   "cluster.yaml", cwd=place)  # fmt: skip
+                   "cluster.yaml", cwd=place, fresh=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
     profile = Profile.load(place / "profile.json")
     assert {cost.source for layer in profile.layers for cost in layer.costs.values()} == {"measured", "derived"}

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests import bucket
-from tests.cli.commands import environment
+from tests.cli import commands
 from tests.cli.jobs import write_job
 
-ROOT = Path(__file__).parents[2]
-
-
-def heterps(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    start = "import tests.bucket; from heterps.cli.main import main; main()"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", start, *map(str, args)], capture_output=True, text=True, timeout=120, check=False,
-        cwd=cwd, env={**environment(), "PYTHONPATH": path},
-    )  # fmt: skip
+heterps = partial(commands.heterps, imports=("tests.bucket",))
 
 
 def test_train_go_on_evaluate_and_export(tmp_path: Path):

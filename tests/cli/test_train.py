@@ -26,7 +26,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working directory of a run that is through, with all that can be written."""
     place = tmp_path_factory.mktemp("finished")
     write_job(place / "click.yaml", eval={"every_steps": 10})
-    done = heterps("train", "click.yaml", "--trace", "--tensorboard", cwd=place)
+    done = heterps("train", "click.yaml", "--trace", "--tensorboard", cwd=place, fresh=True)
     assert done.returncode == 0, done.stderr
     for word in ("20 steps", "samples/s", "loss", "held-out AUC", "busy", "runs/click", "result.json"):
         assert word in done.stdout
@@ -65,8 +65,8 @@ def test_the_result_is_that_of_the_design(finished: Path) -> None:
 
 def test_evaluate_gives_the_run_s_own_numbers(finished: Path) -> None:
     result = json.loads((finished / "runs" / "click" / "result.json").read_text())
-    for args in (["click"], ["runs/click/checkpoints", "--data", "click.yaml"]):
-        done = heterps("evaluate", *args, "--json", cwd=finished)
+    for args, fresh in ((["click"], True), (["runs/click/checkpoints", "--data", "click.yaml"], False)):
+        done = heterps("evaluate", *args, "--json", cwd=finished, fresh=fresh)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["step"] == 20
@@ -82,7 +82,7 @@ def test_evaluate_on_other_data(finished: Path) -> None:
 
 
 def test_an_export_scores_as_the_run_does(finished: Path) -> None:
-    done = heterps("export", "click", "--out", "exported", cwd=finished)
+    done = heterps("export", "click", "--out", "exported", cwd=finished, fresh=True)
     assert done.returncode == 0, done.stderr
     chain, job = trained(finished / "runs" / "click")
     chain.eval()
@@ -129,7 +129,7 @@ def test_another_job_does_not_go_on_with_a_run(finished: Path) -> None:
     assert "--no-resume" in message
 
 
-@pytest.mark.parametrize("attempt", [0, 1])
+@pytest.mark.parametrize("attempt", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_killed_run_ends_as_an_unbroken_one(tmp_path: Path, attempt: int) -> None:
     write_job(tmp_path / "job.yaml", **LONG)
     latest = tmp_path / "runs" / "broken" / "checkpoints" / "latest"
@@ -190,9 +190,9 @@ def until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 
 
 def test_one_run_is_trained_by_one_process(tmp_path: Path) -> None:
-    write_job(tmp_path / "job.yaml", train={"steps": 100_000})
+    write_job(tmp_path / "job.yaml", train={"steps": 100_000}, checkpoint={"every_steps": 7})
     with start(tmp_path) as process:
-        until((tmp_path / "runs" / "job" / "telemetry.jsonl").exists, process)
+        until((tmp_path / "runs" / "job" / "checkpoints" / "latest").exists, process)
         assert "another process" in refused("train", "job.yaml", "--quiet", cwd=tmp_path)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
@@ -303,7 +303,7 @@ def test_a_failing_run_says_why_in_one_line(tmp_path: Path) -> None:
 
 
 def test_init_writes_a_job_that_runs(tmp_path: Path) -> None:
-    assert heterps("init", "--model", "deepfm", cwd=tmp_path).returncode == 0
+    assert heterps("init", "--model", "deepfm", cwd=tmp_path, fresh=True).returncode == 0
     small = ("--set", "data.rows=2000", "--set", "train.batch_size=500", "--set", "model.args.dim=2")
     done = heterps("train", "job.yaml", *small, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -90,14 +90,14 @@ class Driven:
         self._process.wait()
 
 
-def spec_of(machines: Machines, path: Path, faults: int) -> Spec:
+def spec_of(machines: Machines, path: Path, faults: int, replicas: tuple[int, int]) -> Spec:
     """A run that is long enough for so many faults."""
     path.mkdir(parents=True, exist_ok=True)
     gate = path / "gate"
     Gate.open(gate, 0)
     return Spec(
         address=machines.address, checkpoints=str(path / "checkpoints"), steps=(faults + 2) * PER_FAULT,
-        gate=str(gate),
+        gate=str(gate), replicas=replicas,
     )  # fmt: skip
 
 
@@ -210,9 +210,11 @@ class Injector:
         return not self._chores
 
 
-def survive(machines: Machines, path: Path, kinds: tuple[str, ...], *, seed: int) -> list[Fault]:
+def survive(
+    machines: Machines, path: Path, kinds: tuple[str, ...], *, seed: int, replicas: tuple[int, int] = (2, 1)
+) -> list[Fault]:
     """A run with these faults: each is made good in time, and the run ends as one without them."""
-    spec = spec_of(machines, path / "broken", len(kinds))
+    spec = spec_of(machines, path / "broken", len(kinds), replicas)
     driven = Driven(machines, path / "broken", spec)
     injector = Injector(driven, seed)
     try:

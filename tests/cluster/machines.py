@@ -23,7 +23,7 @@ NOTICES = {
 }  # fmt: skip
 """Ray's head finds a lost machine dead within about ten seconds rather than a minute."""
 CORES = 3
-"""Nominal cores of each machine: two of three hold a run of five processes, so none holds all of it."""
+"""Nominal cores of each machine: two of three hold a run of five processes, and of four, so none holds all of it."""
 
 TRIES = 3
 """Several `ray start` at once on one disk may trip over each other."""

@@ -122,13 +122,19 @@ def at_checkpoint(name: str, step: int) -> Callable[[], bool]:
     return lambda: ((status(name).get("checkpoint") or {}).get("step") or 0) >= step
 
 
-def test_telemetry_evaluations_and_report_are_those_of_engine_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_result_telemetry_evaluations_and_report_are_those_of_engine_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(JOB)
     make_plan(4, (1,)).save("plan.json")
     for engine in ("local", "ray"):
-        command("train", "job.yaml", "--plan", "plan.json", "--name", engine, "--engine", engine, "--quiet")
+        command("train", "job.yaml", "--plan", "plan.json", "--name", engine, "--engine", engine, "--json")
     local, on_ray = Path("runs/local"), Path("runs/ray")
+    expected, result = (json.loads((path / "result.json").read_text()) for path in (local, on_ray))
+    assert (result["steps"], result["samples"]) == (expected["steps"], expected["samples"])
+    for figure in ("loss", "eval_loss", "auc"):
+        assert result[figure] == pytest.approx(expected[figure], rel=1e-4), figure
     for name in ("eval/loss", "eval/auc"):
         ours, theirs = scalars(on_ray, name), scalars(local, name)
         assert list(ours) == list(theirs) == [10, 20, 30, 38]
@@ -140,7 +146,7 @@ def test_telemetry_evaluations_and_report_are_those_of_engine_local(tmp_path: Pa
     for figure in ("rows", "creations"):
         name = f"table/embedding/{figure}"
         assert scalars(on_ray, name)[38] == scalars(local, name)[38]
-    result, page = json.loads((on_ray / "result.json").read_text()), read_run(on_ray)
+    page = read_run(on_ray)
     assert page["run"]["state"] == "over"
     assert page["measured"]["steps"] == result["steps"] == 38
     assert [stage["units"] for stage in page["stages"]] == [1, 1]
@@ -159,7 +165,7 @@ def test_python_stops_early_as_engine_local_does(tmp_path: Path):
     chain, other = build("ctrdnn"), build("ctrdnn")
     local = heterps.train(other, batches("ctrdnn"), make_plan(build("ctrdnn"), (2,)), **rules)
     ours = heterps.train(
-        chain, batches("ctrdnn"), make_plan(build("ctrdnn"), (2,)), engine={"name": "ray", "shards": 2},
+        chain, batches("ctrdnn"), make_plan(build("ctrdnn"), (2,)), engine={"name": "ray", "shards": 1},
         checkpoints=tmp_path, log_every=5, on_log=lambda samples, seconds: logged.append(samples), **rules,
     )  # fmt: skip
     assert (ours.stopped, ours.steps) == (local.stopped, local.steps) == ("early", local.steps)
@@ -192,6 +198,8 @@ def test_data_that_cannot_be_sent_is_refused(tmp_path: Path):
 
 
 def test_a_job_is_seen_measured_and_stopped(tmp_path: Path):
+    """Another one of the same name runs beside it for a while, by a name of its own."""
+    (tmp_path / "two").mkdir()
     with background(tmp_path, name="click", metrics_port=0, metrics_host="127.0.0.1") as run:
         assert wait_for(at_checkpoint("click", 10), seconds=90)
         found = json.loads(command("status", "click", "--json"))
@@ -205,6 +213,10 @@ def test_a_job_is_seen_measured_and_stopped(tmp_path: Path):
         for words in ("stage", "shards:", "table rows:", "attempt 1", "step 10", "metrics: http"):
             assert words in command("status", "click")
         assert_read_only(found["metrics"])
+        with background(tmp_path / "two", name="click") as two:
+            assert wait_for(lambda: bool(status("click-2")), seconds=60)
+            two.open(40)
+            assert two.result().steps == 40
         stopping = threading.Thread(target=command, args=("stop", "click"))
         stopping.start()
         assert wait_for(lambda: status("click").get("state") == "stopping")
@@ -234,19 +246,6 @@ def assert_read_only(address: str) -> None:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=10)
         assert refused.value.code in (404, 501)
-
-
-def test_two_jobs_of_a_name_get_names_of_their_own(tmp_path: Path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    with background(tmp_path / "one", name="click") as one:
-        assert wait_for(lambda: bool(status("click")), seconds=60)
-        with background(tmp_path / "two", name="click") as two:
-            assert wait_for(lambda: bool(status("click-2")), seconds=60)
-            two.open(40)
-            assert two.result().steps == 40
-        one.open(40)
-        assert one.result().steps == 40
 
 
 DRIVER = """

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 pytest.importorskip("ray", reason="engine ray needs ray: pip install heterps[ray]")
 
-from heterps.cli.main import app
 from heterps.errors import Infeasible
 from heterps.models import Chain
 from heterps.runtime import Checkpoints, Result, Settings, StageFailed
@@ -26,7 +23,7 @@ from tests.runtime.plans import make_plan
 from tests.runtime.reference import ROWS, STEPS, assert_same, batches, build, dense_optimizer
 
 pytestmark = pytest.mark.usefixtures("cluster")
-LIMITS = Limits(tries=5, frozen_s=8.0, pause_s=0.1)
+LIMITS = Limits(tries=5, frozen_s=8.0, boot_s=20.0, pause_s=0.1)
 
 
 def run(
@@ -58,7 +55,7 @@ def assert_equal(one: Chain, two: Chain) -> None:
 
 def test_faults(tmp_path: Path):
     """A worker is frozen as it starts, one is killed, and one is frozen: the weights are those of a run without."""
-    name, cuts, replicas, shards = "ctrdnn", (2,), [2, 1], 2
+    name, cuts, replicas, shards = "ctrdnn", (2,), [2, 1], 1
     unbroken, losses, _ = run_here(
         lambda: build(name), batches(name), make_plan(build(name), cuts, units=replicas), steps=STEPS, micro_batches=3,
         replicas=replicas, shards=shards, path=tmp_path / "unbroken", optimizer=dense_optimizer,
@@ -74,9 +71,9 @@ def test_faults(tmp_path: Path):
 
 
 def test_resumed_on_other_numbers(tmp_path: Path):
-    """Half of a run on 3 workers and 2 shards, the other half on 2 and 3."""
-    _, first = run(tmp_path, "dlrm", (3,), [2, 1], 2, steps=25)
-    chain, second = run(tmp_path, "dlrm", (2,), [1, 1], 3)
+    """Half of a run on 3 workers and 1 shard, the other half on 2 and 2."""
+    _, first = run(tmp_path, "dlrm", (3,), [2, 1], 1, steps=25)
+    chain, second = run(tmp_path, "dlrm", (2,), [1, 1], 2)
     assert (first.steps, second.steps) == (25, STEPS)
     assert_same("dlrm", chain, first.losses + second.losses)
 
@@ -94,24 +91,3 @@ def test_a_plan_that_is_too_large_is_refused(tmp_path: Path):
     settings = Settings(steps=3, checkpoints=Checkpoints(path=tmp_path))
     with pytest.raises(Infeasible, match=r"CPU: 101 needed .*, 6 there"):
         train_on_ray(chain, broken_model, make_plan(chain, units=100), settings, shards=1, limits=LIMITS)
-
-
-def test_the_command_gives_what_engine_local_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`heterps train --engine ray`, on the cluster that this process is connected to."""
-    monkeypatch.chdir(tmp_path)
-    Path("job.yaml").write_text(
-        "model: {name: ctrdnn, args: {dim: 4, slots: 3, dense: 2, hidden: [8]}}\n"
-        "data: {source: synthetic, rows: 600, slots: 3, dense: 2}\n"
-        "train: {batch_size: 64, micro_batches: 2}\n"
-    )
-    make_plan(4, (1,)).save("plan.json")
-    results = []
-    for engine in ("local", "ray"):
-        options = ["--plan", "plan.json", "--name", engine, "--engine", engine, "--json"]
-        found = CliRunner().invoke(app, ["train", "job.yaml", *options], catch_exceptions=False)
-        assert found.exit_code == 0, found.output
-        results.append(json.loads(Path(f"runs/{engine}/result.json").read_text()))
-    local, on_ray = results
-    assert (on_ray["steps"], on_ray["samples"]) == (local["steps"], local["samples"])
-    for figure in ("loss", "eval_loss", "auc"):
-        assert on_ray[figure] == pytest.approx(local[figure], rel=1e-4), figure

@@ -87,7 +87,9 @@ def test_strangers_at_the_sockets_of_a_run(tmp_path: Path):
     """Of all its processes: noise, giant frames, idle callers and clients with other keys change nothing."""
     gate = tmp_path / "gate"
     Gate.open(gate, HELD)
-    spec = Spec(address="", checkpoints=str(tmp_path / "checkpoints"), steps=STEPS, gate=str(gate))
+    spec = Spec(
+        address="", checkpoints=str(tmp_path / "checkpoints"), steps=STEPS, gate=str(gate), replicas=(1, 1), shards=1
+    )
     result = start(spec, tmp_path)
     until(lambda: (Path(spec.checkpoints) / "latest").exists() and (tmp_path / "keys.json").exists(), what="a start")
     found = processes_of_run()

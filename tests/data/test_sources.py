@@ -179,7 +179,7 @@ def test_some_columns_alone_are_the_same_rows(kind: str, known_sources, options,
 
 
 @kinds
-@some
+@settings(some, max_examples=5)  # each section is a pass of its own over the places
 @given(options=options, epoch=st.integers(0, 2), start=st.integers(0, 500))
 def test_sections_can_be_decoded_one_by_one(kind: str, known_sources, options, epoch: int, start: int):
     source = known_sources[kind].source

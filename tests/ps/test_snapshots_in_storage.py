@@ -22,37 +22,20 @@ from tests import bucket
 from tests.ps.running import Process, until
 
 IDS = np.arange(1000)
-SLOW = "tests.ps.test_snapshots_in_storage:make_slow"
-PLAIN = "tests.ps.test_snapshots_in_storage:make_plain"
-
-
-def make_plain(config: TableConfig) -> SparseTable:
-    """A table of a server, whose process knows the storage of tests by importing this."""
-    return SparseTable.from_config(config)
-
-
-def make_slow(config: TableConfig) -> SparseTable:
-    """The same, and uploads stop halfway for as long as a file is there."""
-    marker = Path(config.name)
-
-    def hook(verb: str, path: str) -> None:
-        if verb == "put" and marker.exists():
-            (marker.parent / "halfway").write_text(path)
-            until(lambda: not marker.exists(), what="the test to go on")
-
-    bucket.before.append(hook)
-    return make_plain(config)
+SLOW, PLAIN = "tests.ps.stored:make_slow", "tests.ps.stored:make_plain"
 
 
 @contextmanager
-def servers(directory: Path, shards: int, *, make: str = PLAIN) -> Iterator[tuple[Client, list[Process]]]:
+def servers(
+    directory: Path, shards: int, *, make: str = PLAIN, retries: int = 20
+) -> Iterator[tuple[Client, list[Process]]]:
     with ExitStack() as stack:
         started = []
         for _ in range(shards):
             started.append(Process(directory, make=make))
             stack.callback(started[-1].kill)
         addresses = [server.address for server in started]
-        yield stack.enter_context(Client(addresses, started[0].keys, timeout_s=1.0, retries=20)), started
+        yield stack.enter_context(Client(addresses, started[0].keys, timeout_s=1.0, retries=retries)), started
 
 
 def config(name: str = "t") -> TableConfig:
@@ -155,7 +138,7 @@ def test_a_server_killed_while_it_uploads(tmp_path: Path):
     url, marker, halfway = bucket.url(tmp_path / "checkpoints"), tmp_path / "stop", tmp_path / "halfway"
     name, failed = str(marker), []
     state = State(step=4, samples=4, position=None)
-    with servers(tmp_path / "a", 2, make=SLOW) as (client, processes):
+    with servers(tmp_path / "a", 2, make=SLOW, retries=3) as (client, processes):
         store, table = Store(Checkpoints(path=url)), client.table(config(name))
         push(table, 1.0)
         store.save(state, {name: table})

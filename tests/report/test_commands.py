@@ -24,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_report_lands_beside_its_run(place: Path) -> None:
-    done = heterps("report", "latest", cwd=place)
+    done = heterps("report", "latest", cwd=place, fresh=True)
     assert done.returncode == 0, done.stderr
     page = place / "runs" / "click" / "report.html"
     assert Path(done.stdout.strip()) == page.resolve()
