@@ -24,7 +24,18 @@ std::uint64_t random_salt() {
   return static_cast<std::uint64_t>(device()) << 32 | device();
 }
 
-bool is_free(std::uint32_t entry) { return entry == 0 || entry == kErased + 1; }
+// Entries of a bucket that are in use or erased; counted without branches, as how many there are is as good as random.
+int used(const Bucket& bucket) {
+  int count = 0;
+  for (int i = 0; i < Bucket::kEntries; ++i) count += bucket.slot[i] != 0;
+  return count;
+}
+
+int erased(const Bucket& bucket) {
+  int i = 0;
+  while (i < Bucket::kEntries && bucket.slot[i] != kErased + 1) ++i;
+  return i;
+}
 
 }  // namespace
 
@@ -106,13 +117,15 @@ std::uint32_t* Index::locate(std::int64_t id) const {
 void Index::put(const BucketArray& array, std::uint64_t hash, std::int64_t id, std::uint32_t slot) {
   for (std::uint32_t b = array.home(hash);; b = array.after(b)) {
     Bucket& bucket = array.at(b);
-    for (int i = 0; i < Bucket::kEntries; ++i) {
-      if (!is_free(bucket.slot[i])) continue;
-      filled_ += bucket.slot[i] == 0 && &array == &view_.present;
-      bucket.id[i] = id;
-      bucket.slot[i] = slot + 1;
-      return;
+    int i = used(bucket);
+    if (i < Bucket::kEntries) {
+      filled_ += &array == &view_.present;
+    } else if ((i = erased(bucket)) == Bucket::kEntries) {
+      continue;
     }
+    bucket.id[i] = id;
+    bucket.slot[i] = slot + 1;
+    return;
   }
 }
 
