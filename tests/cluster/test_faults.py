@@ -22,21 +22,24 @@ from tests.runtime.plans import make_plan
 
 SEED = 7
 FEW = (1, 1)
-"""Replicas of short runs; each attempt starts all its processes anew. Workers that die are in test_ray.py."""
+"""Replicas of short runs: each attempt starts all its processes anew.
+
+Workers are killed and frozen in test_ray.py, shards in test_counters.py, coordinators in test_operations.py.
+"""
 
 
-def test_a_machine_and_a_shard_die(tmp_path: Path):
+def test_a_machine_dies(tmp_path: Path):
     """On Ray nodes in processes of this machine."""
     with Nodes() as nodes:
-        survive(nodes, tmp_path, ("node", "shard"), seed=SEED, replicas=FEW)
+        survive(nodes, tmp_path, ("node",), seed=SEED, replicas=FEW)
 
 
-def test_a_host_is_cut_off_and_comes_back_and_a_coordinator_dies(tmp_path: Path):
+def test_a_host_is_cut_off_and_comes_back(tmp_path: Path):
     """On hosts with networks of their own; the processes of the one that was cut off have old keys, and end."""
     if not namespaces_allowed():
         pytest.skip("network namespaces need root and the kernel's leave")
     with Hosts() as hosts:
-        survive(hosts, tmp_path, ("cut", "coordinator"), seed=SEED, replicas=FEW)
+        survive(hosts, tmp_path, ("cut",), seed=SEED, replicas=FEW)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -36,6 +36,8 @@ from heterps.runtime.cluster.policy import Limits
 from heterps.runtime.settings import EarlyStop
 from heterps.telemetry import JsonLines, Recorder, read_jsonl
 from tests.cluster.counting import Gate, factory, model
+from tests.cluster.driver import Spec
+from tests.cluster.faults import assert_equal, assert_exactly_once, trained, unbroken
 from tests.cluster.jobs import of_cluster, slow_model, wait_for
 from tests.runtime.plain import sgd
 from tests.runtime.plans import make_plan
@@ -269,7 +271,10 @@ train_on_ray(
 
 
 def test_a_job_outlives_its_driver_and_is_followed_again(tmp_path: Path):
-    """SIGKILL of the driver, then of the coordinator: the job goes on, and whoever calls again gets its result."""
+    """SIGKILL of the driver, then of the coordinator: the job goes on, and whoever calls again gets its result.
+
+    Weights and rows are, to the last bit, those of a run that nothing happened to.
+    """
     Gate.open(tmp_path / "gate", 10)
     address = ray.get_runtime_context().gcs_address
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, address, str(tmp_path)], cwd=Path(__file__).parents[2])
@@ -291,6 +296,13 @@ def test_a_job_outlives_its_driver_and_is_followed_again(tmp_path: Path):
     assert (result.steps, len(result.losses)) == (40, 40)
     assert [event["kind"] for event in events(run.telemetry, "restart")] == ["coordinator"]
     assert registry.jobs() == {}
+    spec = Spec(
+        address="", checkpoints=str(tmp_path / "checkpoints"), steps=40, replicas=(1, 1), shards=1, micro_batches=2
+    )
+    chain, (whole, expected) = trained(spec), unbroken(tmp_path / "unbroken", spec)
+    assert_exactly_once(chain, spec)
+    assert result.losses == expected
+    assert_equal(chain, whole)
 
 
 def test_a_frozen_coordinator_is_replaced(tmp_path: Path):

@@ -27,13 +27,12 @@ LIMITS = Limits(tries=5, frozen_s=8.0, boot_s=20.0, pause_s=0.1)
 
 
 def run(
-    path: Path, name: str, cuts: tuple[int, ...], replicas: list[int], shards: int, *, steps: int = STEPS,
-    faults: tuple[Fault, ...] = (), every_steps: int = 10, micro_batches: int = 3,
+    path: Path, name: str, cuts: tuple[int, ...], replicas: list[int], shards: int, faults: tuple[Fault, ...]
 ) -> tuple[Chain, Result]:  # fmt: skip
     chain = build(name)
     settings = Settings(
-        steps=steps, micro_batches=micro_batches, optimizer=dense_optimizer,
-        checkpoints=Checkpoints(path=path / "checkpoints", every_steps=every_steps),
+        steps=STEPS, micro_batches=3, optimizer=dense_optimizer,
+        checkpoints=Checkpoints(path=path / "checkpoints", every_steps=10),
     )  # fmt: skip
     plan = make_plan(chain, cuts, units=replicas)
     factory = partial(faulty_model, name, str(path), faults)
@@ -62,20 +61,12 @@ def test_faults(tmp_path: Path):
     )  # fmt: skip
     assert_same(name, unbroken, losses)
     faults = (("freeze", -1), ("kill", 14), ("freeze", 35))  # others, and machines, in test_faults.py
-    broken, result = run(tmp_path, name, cuts, replicas, shards, faults=faults)
+    broken, result = run(tmp_path, name, cuts, replicas, shards, faults)
     assert len(list(tmp_path.glob("fault-*"))) == len(faults)
     assert result.losses == losses
     assert_equal(broken, unbroken)
     assert {path.name for path in (tmp_path / "checkpoints").glob(".[!.]*")} <= {".latest"}
     assert wait_for(lambda: not of_cluster(os.getpid(), "ray::ReplicaActor"))
-
-
-def test_resumed_on_other_numbers(tmp_path: Path):
-    """Half of a run on 3 workers and 1 shard, the other half on 2 and 2."""
-    _, first = run(tmp_path, "dlrm", (3,), [2, 1], 1, steps=25)
-    chain, second = run(tmp_path, "dlrm", (2,), [1, 1], 2)
-    assert (first.steps, second.steps) == (25, STEPS)
-    assert_same("dlrm", chain, first.losses + second.losses)
 
 
 def test_what_would_fail_again_is_told_at_once(tmp_path: Path):

@@ -9,6 +9,7 @@ import math
 import random
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,13 @@ OPTIMAL = 1e-6
 reference_of = cache(random_reference)
 
 
-@pytest.fixture(params=SEEDS, scope="module")
+def _half(seeds: range) -> list[Any]:
+    """The first half of the seeds; with the long tests, all."""
+    middle = len(seeds) // 2
+    return [*seeds[:middle], *(pytest.param(seed, marks=pytest.mark.soak) for seed in seeds[middle:])]
+
+
+@pytest.fixture(params=_half(SEEDS), scope="module")
 def seed(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
@@ -191,7 +198,7 @@ def test_bounds_hold(reference: Reference, seed: int):
         assert at_low.search(math.inf).bound == pytest.approx(exact, rel=CLOSE), (seed, low)
 
 
-@pytest.mark.parametrize("larger_seed", range(150))
+@pytest.mark.parametrize("larger_seed", _half(range(150)))
 def test_exact_equals_brute_force_on_larger_problems(larger_seed: int):
     """Up to 8 layers and 3 types: enough stages for limits to interact, few enough placements to score all of them."""
     rng = random.Random(larger_seed)
