@@ -40,7 +40,7 @@ with Recorder([JsonLines(path / "telemetry.jsonl")]) as recorder:
             checkpoints=Checkpoints(path=path / "checkpoints", every_steps=5),
         ),
         address=address, replicas=[3, 1], shards=1, elastic=True, bring_back=False,
-        limits=Limits(frozen_s=15.0, start_s=30.0),
+        limits=Limits(frozen_s=15.0),
     )
 (path / "result.json").write_text(json.dumps(result.to_dict()))
 """

@@ -6,6 +6,7 @@ write anything of this one.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,9 @@ from heterps.runtime.cluster.nodes import resources
 from heterps.runtime.cluster.policy import Died, Limits
 from heterps.runtime.cluster.watch import Failed, Watch, names_of
 from heterps.runtime.cluster.work import Progress, Work
+
+ROOM_TURN_S = 2.0
+"""Between two looks at whether the machines that room is waited for are still there."""
 
 
 def _prefix(job: str) -> str:
@@ -106,10 +110,12 @@ class Attempt:
         remove_groups(self._job)  # of a coordinator that died
         options = {"bundle_label_selector": [_elsewhere(avoid)] * len(demands)} if avoid else {}
         group = groups.placement_group(demands, strategy="PACK", name=self._name, **options)
-        if not group.wait(max(wait_s, self._limits.start_s)):
-            groups.remove_placement_group(group)
-            lack = missing(demands, resources(avoid=avoid)) or "other jobs use the machines"
-            raise Failed(Died("the cluster", f"no room for the plan ({lack})"))
+        end_s = time.monotonic() + max(wait_s, self._limits.start_s)
+        while not group.wait(ROOM_TURN_S):
+            lack = missing(demands, resources(avoid=avoid))
+            if lack is not None or time.monotonic() > end_s:  # a machine that was there is gone: no use in waiting
+                groups.remove_placement_group(group)
+                raise Failed(Died("the cluster", f"no room for the plan ({lack or 'other jobs use the machines'})"))
         return group
 
     def _options(self, bundle: int, demand: Mapping[str, float]) -> dict[str, Any]:
