@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from heterps.errors import InvalidInput
+
+TOGETHER, TOGETHER_CALLS = 65_536, 64
+"""Samples on the CPU, and calls, that are counted together."""
 
 
 class Auc:
@@ -20,7 +24,8 @@ class Auc:
     torchmetrics leaves out the corner of the curve before its first point, so that ties at p = 1 (in float32 a logit
     above 17) count nothing there, and half here.
 
-    An update is a handful of kernels on the device of the scores and waits for none; `compute` and `state` do.
+    An update on a GPU is a handful of kernels and waits for none; on the CPU small ones are put together, as what they
+    cost is mostly the calls. `compute` and `state` wait for everything. For several threads.
     The result is NaN as long as one class has no samples (torchmetrics: 0), and when any score was NaN (there: lowest).
 
     Args:
@@ -36,19 +41,42 @@ class Auc:
         self._counts: dict[torch.device, Tensor] = {}
         """Samples in cell 2·bin + class, on each device that scores came from. Bin 0 is for NaN."""
         self._edges: dict[torch.device, Tensor] = {}
+        self._lock = threading.RLock()
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        """Scores on the CPU, and which are of positive samples, that are still to be counted."""
 
     @torch.no_grad()
     def update(self, scores: Tensor, labels: Tensor) -> None:
-        """Counts samples: scores and labels of one number of elements; a label above a half is positive."""
+        """Counts samples: scores and labels of one number of elements; a label above a half is positive.
+
+        The scores must not change later.
+        """
         if scores.numel() != labels.numel():
             raise InvalidInput(f"AUC needs a label for each score, not {labels.numel()} for {scores.numel()}")
+        given = scores.detach().reshape(-1)
+        positive = labels.detach().reshape(-1).to(scores.device, non_blocking=True) > 0.5
+        if scores.device.type != "cpu":
+            self._count(given, positive)
+            return
+        with self._lock:
+            self._waiting.append((given, positive))
+            if sum(len(some) for some, _ in self._waiting) >= TOGETHER or len(self._waiting) >= TOGETHER_CALLS:
+                self._flush()
+
+    @torch.no_grad()
+    def _flush(self) -> None:
+        if self._waiting:
+            scores, positive = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+            self._waiting.clear()
+            self._count(scores, positive)
+
+    def _count(self, scores: Tensor, positive: Tensor) -> None:
         device = scores.device
         if device not in self._counts:
             self._counts[device] = torch.zeros(2 * self._thresholds + 2, dtype=torch.int64, device=device)
             self._edges[device] = torch.linspace(0, 1, self._thresholds, device=device)
-        p = scores.detach().reshape(-1).float()
+        p = scores.float()
         p = (p.sigmoid() if self._logits else p.clamp(0, 1)).nan_to_num_(nan=-1.0)
-        positive = labels.detach().reshape(-1).to(device, non_blocking=True) > 0.5
         cell = torch.bucketize(p, self._edges[device], right=True).mul_(2).add_(positive)
         # Not bincount on GPUs: it waits for the device to learn the largest cell.
         if device.type == "cpu":
@@ -67,8 +95,10 @@ class Auc:
 
     def reset(self) -> None:
         """Forgets all samples."""
-        for counts in self._counts.values():
-            counts.zero_()
+        with self._lock:
+            self._waiting.clear()
+            for counts in self._counts.values():
+                counts.zero_()
 
     def state(self) -> dict[str, Any]:
         """All there is to know, as plain numbers and lists, for checkpoints and other processes."""
@@ -87,6 +117,8 @@ class Auc:
 
     def _histograms(self) -> Tensor:
         """Samples by bin and class, on the CPU."""
+        with self._lock:
+            self._flush()
         total = torch.zeros(2 * self._thresholds + 2, dtype=torch.int64)
         for counts in self._counts.values():
             total += counts.cpu()
@@ -103,5 +135,7 @@ class Auc:
 
     def _add(self, counts: Tensor) -> None:
         cpu = torch.device("cpu")
+        with self._lock:
+            self._flush()  # which makes the counts, if there are none yet
         self._edges.setdefault(cpu, torch.linspace(0, 1, self._thresholds))
         self._counts[cpu] = self._counts.get(cpu, 0) + counts

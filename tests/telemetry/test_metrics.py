@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 
 import pytest
 import torch
@@ -178,3 +179,27 @@ def test_a_gpu_gives_the_same_and_is_not_waited_for():
     auc.update(scores, labels)
     assert auc.compute() == pytest.approx(auc_of(scores, labels), abs=1e-4)
     assert sum(auc.state()["positives"]) == 3 * int(labels.sum())
+
+
+def test_many_updates_of_several_threads_are_one():
+    """However samples come, in pieces of any size, from a buffer of labels that is used again."""
+    generator = torch.Generator().manual_seed(3)
+    scores, labels = torch.randn(200_000, generator=generator), torch.rand(200_000, generator=generator)
+    whole, pieces = Auc(), Auc()
+    whole.update(scores, labels)
+
+    def count(first: int) -> None:
+        buffer = torch.empty(1500)
+        for start in range(first, 200_000, 4 * 1500):
+            size = min(1500, 200_000 - start)
+            buffer[:size] = labels[start : start + size]
+            pieces.update(scores[start : start + size], buffer[:size])
+            buffer.zero_()
+
+    threads = [threading.Thread(target=count, args=(1500 * number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    pieces.compute()  # meanwhile
+    for thread in threads:
+        thread.join()
+    assert pieces.state() == whole.state()
