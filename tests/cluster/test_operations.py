@@ -255,6 +255,7 @@ import sys
 from functools import partial
 from heterps.runtime import Checkpoints, Settings
 from heterps.runtime.cluster.engine import train_on_ray
+from heterps.runtime.cluster.policy import Limits
 from tests.cluster.counting import factory, model
 from tests.runtime.plain import sgd
 from tests.runtime.plans import make_plan
@@ -263,15 +264,16 @@ chain = model()
 train_on_ray(
     chain, partial(factory, path + "/gate", 40), make_plan(chain, (2,)),
     Settings(
-        steps=40, micro_batches=2, optimizer=sgd, checkpoints=Checkpoints(path=path + "/checkpoints", every_steps=10)
+        steps=40, micro_batches=2, optimizer=sgd, checkpoints=Checkpoints(path=path + "/checkpoints", every_steps=5)
     ),
-    address=address, name="orphan", shards=1, bring_back=False,
+    address=address, name="orphan", shards=1, bring_back=False, limits=Limits(frozen_s=3.0),
 )
 """
 
 
 def test_a_job_outlives_its_driver_and_is_followed_again(tmp_path: Path):
-    """SIGKILL of the driver, then of the coordinator: the job goes on, and whoever calls again gets its result.
+    """SIGKILL of the driver and of the coordinator, whose successor freezes: the job goes on, and whoever calls again
+    gets its result.
 
     Weights and rows are, to the last bit, those of a run that nothing happened to.
     """
@@ -285,12 +287,16 @@ def test_a_job_outlives_its_driver_and_is_followed_again(tmp_path: Path):
         driver.wait()
     Gate.open(tmp_path / "gate", 20)
     assert wait_for(at_checkpoint("orphan", 20), seconds=60)
-    (coordinator,) = of_cluster(os.getpid(), "ray::CoordinatorActor")
-    os.kill(coordinator, signal.SIGKILL)
-    Gate.open(tmp_path / "gate", 30)
-    assert wait_for(at_checkpoint("orphan", 30), seconds=90)
+    for number, step in ((signal.SIGKILL, 25), (signal.SIGSTOP, 30)):
+        (coordinator,) = of_cluster(os.getpid(), "ray::CoordinatorActor")
+        os.kill(coordinator, number)
+        Gate.open(tmp_path / "gate", step)
+        assert wait_for(at_checkpoint("orphan", step), seconds=90)
+    with suppress(ProcessLookupError):
+        os.kill(coordinator, signal.SIGKILL)
     assert wait_for(lambda: status("orphan").get("followed") is False)
     assert "the command that started it is gone" in command("status", "orphan")
+    assert status("orphan")["restarts"] == {"coordinator": 2}
     with background(tmp_path, open_to=40, name="other") as run:
         result = run.result()
     assert (result.steps, len(result.losses)) == (40, 40)

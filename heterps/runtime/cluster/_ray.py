@@ -18,6 +18,10 @@ _cloudpickle: Any = importlib.import_module("ray.cloudpickle")
 strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
 
 
+CONTROL, SERVE = "control", "serve"
+"""Threads of an actor beside the one that computes."""
+
+
 def actor(kind: type, **options: Any) -> Any:
     """A class whose objects live in processes of their own; `concurrency_groups` have threads of their own there."""
     return ray.remote(**options)(kind)

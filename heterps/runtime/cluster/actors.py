@@ -7,20 +7,22 @@ from typing import Any
 
 from heterps.ps import Keys
 from heterps.ps.actor import ShardActor
-from heterps.runtime.cluster._ray import actor, node_host
+from heterps.runtime.cluster._ray import CONTROL, SERVE, actor, node_host
+from heterps.runtime.cluster.guard import Guard
 from heterps.runtime.cluster.layout import Seat
 from heterps.runtime.cluster.replica import Replica
 from heterps.runtime.cluster.work import Address, Progress, Work
-
-CONTROL, SERVE = "control", "serve"
-"""Threads of an actor beside the one that computes."""
 
 
 class ReplicaActor:
     """A `Replica` in a process of its own. Ray never restarts it: a new attempt has new ones."""
 
-    def __init__(self, work: Work, seat: Seat, keys: Keys, attempt: int) -> None:
+    def __init__(
+        self, work: Work, seat: Seat, keys: Keys, attempt: int, guarded: tuple[str, float] | None = None
+    ) -> None:
+        """Makes the replica; `guarded` has it look after the coordinator of a name, with a patience in seconds."""
         self._replica = Replica(work, seat, keys, attempt, node_host())
+        self._guard = None if guarded is None else Guard(*guarded)
 
     def open(self) -> Address:
         """See `Replica.open`."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from heterps.errors import HeterPSError, Infeasible
 from heterps.ps import Keys
-from heterps.runtime.cluster._ray import groups, ray, strategies
-from heterps.runtime.cluster.actors import SERVE, Replicas, Shards
+from heterps.runtime.cluster._ray import SERVE, groups, ray, strategies
+from heterps.runtime.cluster.actors import Replicas, Shards
 from heterps.runtime.cluster.layout import Resources, missing
 from heterps.runtime.cluster.nodes import resources
 from heterps.runtime.cluster.policy import Died, Limits
@@ -41,8 +41,11 @@ def remove_groups(job: str) -> None:
 class Attempt:
     """The processes of one attempt."""
 
-    def __init__(self, work: Work, *, number: int, job: str, limits: Limits, failures: int = 0) -> None:
-        self.work, self.number, self._limits = work, number, limits
+    def __init__(
+        self, work: Work, *, number: int, job: str, limits: Limits, failures: int = 0, coordinator: str = ""
+    ) -> None:
+        """Plans it; `coordinator` is the name of the actor that the first replica looks after, if it is one."""
+        self.work, self.number, self._limits, self._coordinator = work, number, limits, coordinator
         self.keys = Keys.generate()
         self.token = uuid.uuid4().hex[:8]
         """Of this attempt alone, also if a coordinator that died has had one of the same number."""
@@ -62,7 +65,10 @@ class Attempt:
             self._group = self._room(demands, wait_s)
             for number, (name, seat) in enumerate(zip(replicas, layout.seats(), strict=True)):
                 options = self._options(number, demands[number])
-                self._replicas[name] = Replicas.options(**options).remote(self.work, seat, self.keys, self.number)
+                guarded = (self._coordinator, 2 * self._limits.frozen_s) if self._coordinator and not number else None
+                self._replicas[name] = Replicas.options(**options).remote(
+                    self.work, seat, self.keys, self.number, guarded
+                )
             for number, name in enumerate(shards, start=len(replicas)):
                 self._shards[name] = Shards.options(**self._options(number, demands[number])).remote(self.keys)
             opened = {name: actor.open.remote() for name, actor in {**self._replicas, **self._shards}.items()}

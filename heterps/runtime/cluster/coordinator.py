@@ -147,7 +147,7 @@ class Coordinator:
             self._work, self.outcome.plan = found, self.room.plan
             attempt = Attempt(
                 replace(found, evaluation=None), number=self.outcome.attempts, job=self.options.job,
-                limits=self._limits, failures=self._in_a_row,
+                limits=self._limits, failures=self._in_a_row, coordinator=self.options.name,
             )  # fmt: skip
             self._try(attempt)
             return True

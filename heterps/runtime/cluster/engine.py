@@ -17,8 +17,7 @@ from heterps.models import Chain
 from heterps.plan import Plan
 from heterps.runtime.checkpoint import Checkpoints, Store
 from heterps.runtime.cluster import registry
-from heterps.runtime.cluster._ray import actor, node_host, pickled, ray, unpickled
-from heterps.runtime.cluster.actors import CONTROL
+from heterps.runtime.cluster._ray import CONTROL, actor, node_host, pickled, ray, unpickled
 from heterps.runtime.cluster.coordinator import Coordinator, Options
 from heterps.runtime.cluster.elastic import Placing, PlanFor
 from heterps.runtime.cluster.follow import Follower

@@ -6,8 +6,7 @@ import threading
 import time
 from typing import Any
 
-from heterps.runtime.cluster._ray import exceptions, ray
-from heterps.runtime.cluster.actors import CONTROL
+from heterps.runtime.cluster._ray import CONTROL, exceptions, ray
 from heterps.runtime.cluster.coordinator import RunFailed
 from heterps.runtime.cluster.journal import Cursor, replay
 from heterps.runtime.cluster.policy import Limits

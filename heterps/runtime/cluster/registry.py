@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from heterps.errors import HeterPSError, did_you_mean
-from heterps.runtime.cluster._ray import exceptions, ray
+from heterps.runtime.cluster._ray import CONTROL, exceptions, ray
 
 NAMESPACE = "heterps"
 ANSWER_S = 15.0
@@ -72,8 +72,6 @@ def job(name: str) -> Any:
 
 def ask(actor: Any, method: str, *args: Any, within_s: float = ANSWER_S) -> Any:
     """What a coordinator answers, in a thread beside the one that works; None if it does not, or is gone."""
-    from heterps.runtime.cluster.actors import CONTROL
-
     try:
         return ray.get(getattr(actor, method).options(concurrency_group=CONTROL).remote(*args), timeout=within_s)
     except (exceptions.GetTimeoutError, exceptions.RayActorError):

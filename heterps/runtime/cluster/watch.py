@@ -11,8 +11,7 @@ from typing import Any
 from heterps.data.reader import MalformedRow
 from heterps.errors import HeterPSError, InvalidInput
 from heterps.ps import InvalidRequest
-from heterps.runtime.cluster._ray import exceptions, ray
-from heterps.runtime.cluster.actors import CONTROL
+from heterps.runtime.cluster._ray import CONTROL, exceptions, ray
 from heterps.runtime.cluster.policy import Died, Event, Frozen, Limits, Raised, Stalled
 from heterps.runtime.pipeline import StageFailed
 
