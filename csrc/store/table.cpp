@@ -112,7 +112,7 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool cr
     copy_rows(ids, *batch, out);
     return;
   }
-  Batch& batch = next_batch();
+  Batch& batch = next_batch(count);
   resolve(ids, count, batch, out, Lane::Access::pull, seconds);
   remember(ids, count, batch);
 }
@@ -120,7 +120,7 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool cr
 void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
   if (config_.tracks) return;   // there a pull is a sight, which counts when it happens
-  Batch& batch = next_batch();
+  Batch& batch = next_batch(count);
   resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
   remember(ids, count, batch);
   batch.prepared = true;
@@ -129,7 +129,7 @@ void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t se
 Table::Pulled Table::pull_distinct(const std::int64_t* ids, std::size_t count, std::int32_t* number, float* rows,
                                    std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
-  Batch& batch = next_batch();
+  Batch& batch = next_batch(count);
   resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
   const std::size_t lanes = lanes_.size();
   std::vector<std::size_t> first(lanes + 1);   // number of each lane's first distinct id
@@ -164,7 +164,10 @@ void Table::push_distinct(const std::int64_t* ids, std::size_t count, std::uint6
     return batch.valid && batch.number == ticket && is_current(batch);
   });
   Batch& batch = found != recent_.end() ? *found : scratch_;
-  if (found == recent_.end()) resolve(ids, count, batch, nullptr, Lane::Access::push, seconds);
+  if (found == recent_.end()) {
+    remember_more(count);
+    resolve(ids, count, batch, nullptr, Lane::Access::push, seconds);
+  }
   batch.valid = false;
   std::size_t total = 0;
   for (const Share& share : batch.shares) total += share.distinct;
@@ -191,15 +194,26 @@ void Table::put(const std::int64_t* ids, std::size_t count, const float* weights
   }
 }
 
-// One that was pushed already, so that its memory is in the caches, or else the oldest.
-Table::Batch& Table::next_batch() {
+// One that was pushed already, so that its memory is in the caches, or else the oldest; for so many ids.
+Table::Batch& Table::next_batch(std::size_t count) {
   const auto free = std::find_if(recent_.begin(), recent_.end(), [](const Batch& batch) { return !batch.valid; });
-  Batch& batch = free != recent_.end()
+  std::size_t remembered = count;
+  for (const Batch& batch : recent_) remembered += batch.valid ? batch.count : 0;
+  const bool room = remembered <= most_remembered_ || remembered == count;
+  Batch& batch = free != recent_.end() && room
                      ? *free
-                     : *std::min_element(recent_.begin(), recent_.end(),
-                                         [](const Batch& one, const Batch& other) { return one.number < other.number; });
+                     : *std::min_element(recent_.begin(), recent_.end(), [](const Batch& one, const Batch& other) {
+                         return one.valid != other.valid ? one.valid : one.number < other.number;
+                       });
+  if (batch.valid && batch.prepared) remember_more(batch.count);   // it was looked up in vain
   batch.valid = false;
+  batch.count = count;
   return batch;
+}
+
+// What was asked for had been forgotten.
+void Table::remember_more(std::size_t count) {
+  if (most_remembered_ < recent_.size() * count) most_remembered_ += count;
 }
 
 void Table::remember(const std::int64_t* ids, std::size_t count, Batch& batch) {
@@ -218,6 +232,7 @@ Table::Batch* Table::recall(const std::int64_t* ids, std::size_t count, bool pre
     if (found != nullptr && found->number < batch.number) continue;
     if (is_current(batch) && std::memcmp(batch.ids.data(), ids, count * sizeof *ids) == 0) found = &batch;
   }
+  if (found == nullptr && !prepared) remember_more(count);
   return found;
 }
 
@@ -336,7 +351,7 @@ std::vector<const float*> Table::locate(const std::int64_t* ids, std::size_t cou
 void Table::bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags, bool mean,
                 float* out, bool create, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
-  Batch& batch = create ? next_batch() : scratch_;
+  Batch& batch = create ? next_batch(count) : scratch_;
   resolve(ids, count, batch, nullptr, create ? Lane::Access::pull : Lane::Access::peek, seconds);
   if (create) remember(ids, count, batch);
   std::vector<float> firsts;

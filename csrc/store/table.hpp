@@ -93,6 +93,7 @@ class Table {
   struct Batch {
     std::vector<std::int64_t> ids;   // none if it is known by its number alone
     std::vector<Share> shares;
+    std::size_t count = 0;         // of ids
     std::uint64_t number = 0;      // grows with each batch
     bool valid = false;            // remembered, and not pushed yet
     bool prepared = false;         // and not pulled yet
@@ -109,7 +110,8 @@ class Table {
   void fill_first_values(const std::int64_t* ids, Batch& batch, float* out);
   std::vector<const float*> locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
                                    std::vector<float>& firsts);
-  Batch& next_batch();
+  Batch& next_batch(std::size_t count);
+  void remember_more(std::size_t count);
   Batch* recall(const std::int64_t* ids, std::size_t count, bool prepared);
   bool is_current(const Batch& batch) const;
   std::vector<Batch*> recall_parts(const std::vector<Part>& parts);
@@ -139,6 +141,8 @@ class Table {
   std::vector<std::vector<std::size_t>> counts_;                  // and how many
   std::uint32_t steps_ = 0;
   std::array<Batch, 32> recent_;   // as many as clients may pull before they push
+  // Ids of pulls that are remembered for their push, 36 bytes each: more of them once pushes show that they are needed.
+  std::size_t most_remembered_ = 1 << 18;
   std::uint64_t batches_ = 0;
   Batch scratch_;
 };

@@ -24,9 +24,9 @@ from heterps.store import SparseTable
 OnScore = Callable[[Tensor, Tensor], None]
 
 
-def look_ahead(specs: Sequence[StageSpec]) -> tuple[int, int]:
-    """Batches to prepare ahead, and threads that do it: more for a GPU, whose steps are short."""
-    return (5, min(3, cores())) if any(spec.device.type == "cuda" for spec in specs) else (2, 1)
+def look_ahead(specs: Sequence[StageSpec]) -> int:
+    """Batches to prepare ahead: more for a GPU, whose steps are short."""
+    return 5 if any(spec.device.type == "cuda" for spec in specs) else 2
 
 
 def build_stages(
@@ -95,7 +95,8 @@ class _Context:
             if layer.table_name in on_device:
                 continue
             if self._only_crosses(spec, layer):
-                rows.append(DistinctRows(layer, shared, staleness=staleness))
+                whole = self.settings.micro_batches == 1
+                rows.append(DistinctRows(layer, shared, staleness=staleness, whole=whole))
             else:
                 spare = sum(other.threads for other in self.specs if other.device.type == "cpu") < cores()
                 rows.append(HostRows(layer, shared, spec.device, staleness=staleness, look_ahead=spare))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,10 @@ from heterps.runtime.placement import StageSpec
 from heterps.runtime.stage import Stage, Step
 from heterps.runtime.worker import Backward, Fed, Forward, Stop, Worker
 from heterps.telemetry import Recorder
+
+SWITCH_S = 0.0005
+"""How long a thread may keep others waiting for the interpreter: a step on a GPU takes a millisecond, and Python's own
+5 ms would let one thread hold up the others for several."""
 
 
 class StageFailed(HeterPSError):
@@ -40,7 +45,6 @@ class Pipeline:
         clip_norm: float | None = None,
         schedule: Callable[[int], float] | None = None,
         recorder: Recorder,
-        preparers: int = 1,
         ahead: int = 2,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
@@ -53,7 +57,6 @@ class Pipeline:
             clip_norm: largest norm of a step's dense gradients, over all stages.
             schedule: step -> factor of all learning rates.
             recorder: of spans.
-            preparers: threads that prepare batches.
             ahead: batches that are prepared (ids looked up, memory copied) beyond those that are computed.
             on_failure: wakes what waits outside of the pipeline; also called at the end.
         """
@@ -71,9 +74,12 @@ class Pipeline:
         self._failed_stage: StageSpec | None = None
         self._on_failure = on_failure
         self._in_flight = staleness + 1 + ahead
-        self._pool = ThreadPoolExecutor(preparers, thread_name_prefix="prepare")
+        # One thread for each stage: what a stage waits for there must not hold up the others.
+        self._preparers = [ThreadPoolExecutor(1, thread_name_prefix="prepare") for _ in stages]
         self._workers = [Worker(stage, self, first_step=first_step, staleness=staleness) for stage in stages]
         keep_freed_memory()
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_S, self._switch_s))
         # PyTorch keeps the threads of matrix products by thread, but those of simpler operations for the whole process:
         # the stage with the most units sets them last.
         for worker in sorted(self._workers, key=lambda worker: worker.stage.spec.threads):
@@ -89,9 +95,9 @@ class Pipeline:
         bounds = [size * part // parts for part in range(parts + 1)]
         self._wait(lambda: number - min(self._applied) < self._in_flight)
         self._submitted += 1
-        for worker in self._workers:
+        for worker, preparer in zip(self._workers, self._preparers, strict=True):
             step = Step(number, {name: batch[name] for name in worker.stage.reads}, bounds)
-            worker.inbox.put(Fed(step, self._pool.submit(worker.stage.prepare, step)))
+            worker.inbox.put(Fed(step, preparer.submit(worker.stage.prepare, step)))
         return number
 
     def drain(self) -> None:
@@ -127,7 +133,9 @@ class Pipeline:
         self._on_failure()
         for worker in self._workers:
             worker.inbox.put(Stop())
-        self._pool.shutdown(cancel_futures=True)
+        for preparer in self._preparers:
+            preparer.shutdown(cancel_futures=True)
+        sys.setswitchinterval(self._switch_s)
         for worker in self._workers:
             if worker is not threading.current_thread():
                 worker.join()

@@ -181,37 +181,64 @@ class DistinctRows:
     `part` gives a `Lookup`; the next stage sends back the gradient of its rows, for `give`.
     """
 
-    def __init__(self, layer: SparseEmbedding, shared: SharedPush, *, staleness: int = 0, pin: bool = True) -> None:
+    def __init__(
+        self, layer: SparseEmbedding, shared: SharedPush, *, staleness: int = 0, whole: bool = True, pin: bool = True
+    ) -> None:
+        """Makes the rows of a layer.
+
+        Args:
+            layer: which one.
+            shared: its table.
+            staleness: steps whose updates a pull need not wait for.
+            whole: whether batches are computed as they are, not in micro-batches.
+            pin: whether rows lie in pinned memory.
+        """
         self.layers = (layer,)
         self._layer, self._shared, self._staleness, self._pin = layer, shared, staleness, pin
+        self._ahead = whole and staleness > 0
+        self._prepared: _Pulled | None = None
         self._pulled: dict[int, list[_Pulled]] = {}
         self._free: list[tuple[Tensor, Tensor]] = []
 
-    def prepare(self, step: int, batch: Mapping[str, Value]) -> None:
-        """A pull uses every core there is: nothing is gained by doing a part of it ahead."""
+    def prepare(self, step: int, batch: Mapping[str, Value]) -> _Pulled | None:
+        """Pulls the rows, where staleness leaves the time: the updates of another step go on beside it."""
+        if not self._ahead:
+            return None
+        self._shared.wait_for(step - 1 - self._staleness, own=True)
+        return self._pull(self._ids_of(batch))
 
     def pull(self, step: int, batch: Mapping[str, Value], prepared: Any) -> None:
-        """Notes the ids; rows are pulled by micro-batch."""
-        self._shared.wait_for(step - 1 - self._staleness)
-        ids = self._layer.ids_of(batch)
-        assert isinstance(ids, Tensor)
-        self._ids = ids.contiguous()
+        """Notes the ids; rows that are not here yet are pulled by micro-batch."""
+        self._prepared = prepared
+        if prepared is None:
+            self._shared.wait_for(step - 1 - self._staleness)
+        self._ids = self._ids_of(batch)
         self._pulled[step] = []
 
     def part(self, step: int, layer: SparseEmbedding, start: int, stop: int) -> Lookup:
-        """Pulls the rows of a micro-batch."""
-        ids = self._ids[start:stop].reshape(-1)
+        """The rows of a micro-batch."""
+        ids, pulled, self._prepared = self._ids[start:stop], self._prepared, None
+        if pulled is None or len(pulled.ids) != ids.numel():
+            pulled = self._pull(ids)
+        self._pulled[step].append(pulled)
+        own = ids.shape[1:] if layer.keep_shape else (ids.shape[1:].numel(),)
+        return Lookup(pulled.rows[: pulled.distinct], pulled.number, (stop - start, *own, layer.dim))
+
+    def _ids_of(self, batch: Mapping[str, Value]) -> Tensor:
+        ids = self._layer.ids_of(batch)
+        assert isinstance(ids, Tensor)
+        return ids.contiguous()
+
+    def _pull(self, some: Tensor) -> _Pulled:
+        ids, table = some.reshape(-1), self._shared.table
         number, rows = self._memory(len(ids))
-        table = self._shared.table
         if isinstance(table, SparseTable):
             distinct, ticket = table.pull_distinct(ids, number=number, rows=rows)
         else:
             ticket, unique = 0, torch.empty(len(ids), dtype=torch.int64)
             distinct = _native.distinct_into(ids, unique, number)
             table.pull(unique[:distinct], out=rows[:distinct])
-        self._pulled[step].append(_Pulled(ids, number, rows, ticket))
-        own = self._ids.shape[1:] if layer.keep_shape else (len(ids) // max(1, stop - start),)
-        return Lookup(rows[:distinct], number, (stop - start, *own, layer.dim))
+        return _Pulled(ids, number, rows, distinct, ticket)
 
     def _memory(self, ids: int) -> tuple[Tensor, Tensor]:
         """Room for the numbers and rows of so many ids, used again when their gradients are back."""
@@ -235,6 +262,7 @@ class DistinctRows:
         parts = self._pulled.pop(step)
         if len(parts) == 1 and isinstance(self._shared.table, SparseTable) and self._shared.users == 1:
             self._shared.table.push_distinct(parts[0].ids, parts[0].grads, ticket=parts[0].ticket)
+            self._shared.pushed(step)
         else:
             nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, self._layer.dim)
             pieces = [(part.ids, part.spread()) for part in parts] or [nothing]  # a share without samples has none
@@ -257,6 +285,7 @@ class _Pulled:
     ids: Tensor
     number: Tensor
     rows: Tensor
+    distinct: int
     ticket: int
     grads: Tensor | None = None
 

@@ -90,9 +90,7 @@ class SharedPush:
         """Adds the gradients of one layer, by its name."""
         if self.users == 1:
             _push(self.table, ids, grads, pooling)
-            with self._condition:
-                self._pushed = step
-                self._condition.notify_all()
+            self.pushed(step)
             return
         with self._condition:
             waiting = self._waiting.setdefault(step, {})
@@ -102,6 +100,12 @@ class SharedPush:
             del self._waiting[step]
             flat = [_flat(*waiting[name]) for name in sorted(waiting)]  # whoever comes first, the sums are the same
             self.table.push(torch.cat([ids for ids, _ in flat]), torch.cat([rows for _, rows in flat]))
+            self._pushed = step
+            self._condition.notify_all()
+
+    def pushed(self, step: int) -> None:
+        """The only user has pushed its gradients of the step."""
+        with self._condition:
             self._pushed = step
             self._condition.notify_all()
 

@@ -68,7 +68,7 @@ class Trainer:
         self._tables = bind_tables(chain, client=settings.client, seed=settings.seed, threads=threads)
         shared = shared_pushes(chain, self._tables)
         self._recorder = settings.recorder or Recorder()
-        ahead, preparers = look_ahead(specs)
+        ahead = look_ahead(specs)
         self._checkpoints = Store(settings.checkpoints) if settings.checkpoints is not None else None
         optimizers = self._resume()  # before the stages are made: they may take rows with them to a GPU
         self._stages = build_stages(chain, specs, shared, settings, self._score, ahead=ahead)
@@ -87,7 +87,7 @@ class Trainer:
             self._pipeline = Pipeline(
                 self._stages, first_step=self._step, staleness=settings.steps_ahead,
                 clip_norm=None if any(stage.applies_at_once for stage in self._stages) else settings.clip_norm,
-                schedule=settings.schedule, recorder=self._recorder, preparers=preparers, ahead=ahead,
+                schedule=settings.schedule, recorder=self._recorder, ahead=ahead,
                 on_failure=lambda: fail_all(shared),
             )  # fmt: skip
             stack.callback(self._finish)

@@ -20,7 +20,7 @@ def as_ids(ids: Any, what: str = "ids") -> Any:
     """The ids as they are if the core can read them in place; contiguous if they were not. int64 only."""
     values: Any = ids if is_tensor(ids) else np.asarray(ids)
     if is_tensor(values):
-        if str(values.dtype) != "torch.int64" or values.device.type != "cpu":
+        if values.dtype is not sys.modules["torch"].int64 or not values.is_cpu:
             raise InvalidInput(f"{what} are int64 on the CPU, not {values.dtype} on {values.device}")
         return values.detach().contiguous()
     if values.dtype != np.int64:
@@ -35,10 +35,10 @@ def as_rows(rows: Any, shape: tuple[int, ...], what: str) -> Any:
     values: Any = rows if is_tensor(rows) else np.asarray(rows)
     if tuple(values.shape) != shape:
         raise InvalidInput(f"{what} have the ids' shape and one axis of dim: {shape}, not {tuple(values.shape)}")
-    if str(values.dtype) not in ("float32", "torch.float32"):
+    if values.dtype != (sys.modules["torch"] if is_tensor(values) else np).float32:
         raise InvalidInput(f"{what} are float32, not {values.dtype}")
     if is_tensor(values):
-        if values.device.type != "cpu":
+        if not values.is_cpu:
             raise InvalidInput(f"{what} are on the CPU, not on {values.device}")
         return values.detach().contiguous()
     return np.ascontiguousarray(values).reshape(shape)

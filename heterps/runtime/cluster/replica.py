@@ -132,7 +132,7 @@ class Replica:
             )
             for stage in self._layout.stages
         ]  # fmt: skip
-        self._ahead, self._preparers = look_ahead([specs[self._seat.stage]])
+        self._ahead = look_ahead([specs[self._seat.stage]])
         return build_stage(
             specs[self._seat.stage], self._chain, specs, self._shared, self._settings, self._score, ahead=self._ahead
         )
@@ -143,7 +143,7 @@ class Replica:
 
     def _start(self) -> None:
         keep_freed_memory()
-        self._pool = ThreadPoolExecutor(self._preparers, thread_name_prefix="prepare")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self._worker = Worker(
             self._stage, self, first_step=self.step, staleness=self._settings.steps_ahead, before=self._seed
         )

@@ -22,10 +22,10 @@ class Arrival:
             ids = value.number.numel()
             self._leaf = torch.zeros(ids, value.rows.shape[1], device=device, requires_grad=True)
             self._number = torch.zeros(ids, dtype=torch.int32, device=device)
-            self._numbers_in = Shuttle(self._number)
         else:
             self._leaf = torch.zeros_like(value, device=device, requires_grad=value.is_floating_point())
-        self._in, self._out = Shuttle(self._leaf), Shuttle(self._leaf)
+        self._targets = [self._leaf.detach(), *([self._number] if self._number is not None else [])]
+        self._in, self._out = Shuttle(*self._targets), Shuttle(self._leaf)
 
     def value(self) -> Tensor:
         """The tensor, in the graph."""
@@ -33,20 +33,13 @@ class Arrival:
             return self._leaf
         return self._leaf.index_select(0, self._number).view(self._shape)
 
-    @torch.no_grad()
-    def bring(self, value: Any) -> None:
-        """Copies the next step's values to where the graph reads them."""
-        if isinstance(value, Lookup):
-            assert self._number is not None
-            self._in.bring(value.rows, self._leaf)
-            self._numbers_in.bring(value.number, self._number)
-        else:
-            self._in.bring(value, self._leaf)
+    def bring(self, value: Any, stream: Any) -> None:
+        """Copies the next step's values to where the graph reads them, for what the stream does next."""
+        self._in.bring((value.rows, value.number) if isinstance(value, Lookup) else (value,), self._targets, stream)
 
-    @torch.no_grad()
-    def grad(self, value: Any) -> OnItsWay | None:
+    def grad(self, value: Any, stream: Any) -> OnItsWay | None:
         """The gradient of what was sent, on its way to the host: of a lookup, that of its rows."""
         if self._leaf.grad is None:
             return None
         rows = len(value.rows) if isinstance(value, Lookup) else len(value)
-        return OnItsWay(*self._out.fetch(self._leaf.grad[:rows]))
+        return OnItsWay(*self._out.fetch(self._leaf.grad[:rows], stream))

@@ -30,19 +30,21 @@ from heterps.runtime.stage import Stage, Step, Tensors
 
 REPORTS = 4096
 """Reports that are kept on the host until they are read; far more than steps are in flight."""
+TIMED_EVERY = 8
+"""Steps between two whose time on the device is taken: it costs the host more than it is worth for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a step tells the host, on its way there: its loss, and how many slots each table has in use."""
 
-    words: Tensor
-    """int32: the bits of the loss, then the counts."""
+    words: np.ndarray[Any, np.dtype[np.int32]]
+    """The bits of the loss, then the counts, in pinned memory."""
     event: Any
     offered: tuple[int, ...]
     """Ids that each table had been offered."""
     began: Any
-    """Event of the step's start, with a time, as `event` has."""
+    """Event of the step's start, with a time, as `event` has; None if nobody asks."""
 
     def ready(self) -> bool:
         """True when it can be read without waiting."""
@@ -50,7 +52,7 @@ class Report:
 
     def __float__(self) -> float:
         self.event.synchronize()
-        return float(self.words[:1].view(torch.float32))
+        return float(self.words[:1].view(np.float32)[0])
 
 
 class GraphStage(Stage):
@@ -83,7 +85,7 @@ class GraphStage(Stage):
         self._replayed: set[int] = set()
         self._losses: dict[int, Report] = {}
         words = torch.zeros(REPORTS, 1 + len(self._kernel_tables), dtype=torch.int32, pin_memory=True)
-        self._ring = words.unbind()
+        self._ring, self._ring_words = words.unbind(), words.numpy()
         self._ring_events = [_timed_event() for _ in range(REPORTS)]
         self._starts = [_timed_event() for _ in range(REPORTS)]
         self._unread: deque[Report] = deque()
@@ -173,9 +175,11 @@ class GraphStage(Stage):
         stream = torch.cuda.current_stream()
         self._staging.take(self._packed, stream)
         for name, value in incoming.items():
-            self._arrivals[name].bring(value)
+            self._arrivals[name].bring(value, stream)
         turn = step.number % REPORTS
-        self._starts[turn].record(stream)
+        began = self._starts[turn] if turn % TIMED_EVERY == 0 else None
+        if began is not None:
+            began.record(stream)
         self._graph.replay()
         if not self._captures_optimizer and self.optimizer is not None:
             for parameter, grad in self._graph_grads:
@@ -185,12 +189,11 @@ class GraphStage(Stage):
         self._ring[turn].copy_(self._words, non_blocking=True)
         event = self._ring_events[turn]
         event.record(stream)
-        report = Report(self._ring[turn], event, tuple(table.offered for table in self._kernel_tables),
-                        self._starts[turn])  # fmt: skip
+        report = Report(self._ring_words[turn], event, tuple(table.offered for table in self._kernel_tables), began)
         self._losses[step.number] = report
         self._unread.append(report)
         self._keep_until(event, incoming)
-        return {name: self._arrivals[name].grad(value) for name, value in incoming.items()}
+        return {name: self._arrivals[name].grad(value, stream) for name, value in incoming.items()}
 
     def apply(self, step: Step, *, scale: float = 1.0) -> Any:
         """Updates, unless the graph did."""
@@ -228,8 +231,9 @@ class GraphStage(Stage):
         """Room for the step's ids in every table, by what the reports of earlier steps told."""
         while self._unread and self._unread[0].ready():
             report = self._unread.popleft()
-            self.device_s += report.began.elapsed_time(report.event) / 1e3
-            self.device_steps += 1
+            if report.began is not None:
+                self.device_s += report.began.elapsed_time(report.event) / 1e3
+                self.device_steps += 1
             for table, used, offered in zip(
                 self._kernel_tables, report.words[1:].tolist(), report.offered, strict=True
             ):

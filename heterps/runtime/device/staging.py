@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,45 +108,45 @@ class Staging:
 
 
 class Shuttle:
-    """Two pieces of memory on the device by which tensors come or go, one while the other is used."""
+    """Two sets of tensors on the device by which others come or go together, one set while the other is used."""
 
-    def __init__(self, like: Tensor) -> None:
-        self._memory = [torch.empty_like(like, requires_grad=False) for _ in range(2)]
+    def __init__(self, *like: Tensor) -> None:
+        self._memory = [[torch.empty_like(one, requires_grad=False) for one in like] for _ in range(2)]
         self._done = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
-        self._streams = streams_of(like.device)
+        self._arrived = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._streams = streams_of(like[0].device)
         self._turn = 0
 
-    def bring(self, source: Tensor, target: Tensor) -> None:
-        """Copies to the first rows of `target`, for what the current stream does next; beside it from pinned memory."""
-        if source.is_cuda:  # another stage's on this GPU: on the same stream, so it is written by then
-            target[: len(source)].copy_(source, non_blocking=True)
+    def bring(self, sources: Sequence[Tensor], targets: Sequence[Tensor], computing: Any) -> None:
+        """Copies to the first rows of `targets`, for what the stream `computing` does next, beside what it does now."""
+        if sources[0].is_cuda:  # another stage's on this GPU: on the same stream, so it is written by then
+            for source, target in zip(sources, targets, strict=True):
+                target[: len(source)].copy_(source, non_blocking=True)
             return
-        turn, computing = self._next()
-        there = self._memory[turn][: len(source)]
-        stream = self._streams.bring
+        turn = self._turn = 1 - self._turn
+        there = [memory[: len(source)] for memory, source in zip(self._memory[turn], sources, strict=True)]
+        arrived, done, stream = self._arrived[turn], self._done[turn], self._streams.bring
         with torch.cuda.stream(stream):
-            stream.wait_event(self._done[turn])
-            there.copy_(source, non_blocking=True)
-            arrived = stream.record_event()
+            stream.wait_event(done)
+            for source, memory in zip(sources, there, strict=True):
+                memory.copy_(source, non_blocking=True)
+            arrived.record(stream)
         computing.wait_event(arrived)
-        target[: len(source)].copy_(there, non_blocking=True)
-        self._done[turn].record(computing)
+        for memory, target in zip(there, targets, strict=True):
+            target[: len(memory)].copy_(memory, non_blocking=True)
+        done.record(computing)
 
-    def fetch(self, source: Tensor) -> tuple[Tensor, Any]:
-        """Copies what the current stream has written to pinned memory; gives it, and the event of its arrival."""
-        turn, computing = self._next()
-        there = self._memory[turn][: len(source)]
-        computing.wait_event(self._done[turn])
+    def fetch(self, source: Tensor, computing: Any) -> tuple[Tensor, Any]:
+        """Copies what `computing` has written to pinned memory; gives it, and the event of its arrival."""
+        turn = self._turn = 1 - self._turn
+        there = self._memory[turn][0][: len(source)]
+        written, done, stream = self._arrived[turn], self._done[turn], self._streams.fetch
+        computing.wait_event(done)
         there.copy_(source, non_blocking=True)
-        written = computing.record_event()
+        written.record(computing)
         host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-        stream = self._streams.fetch
         with torch.cuda.stream(stream):
             stream.wait_event(written)
             host.copy_(there, non_blocking=True)
-            self._done[turn].record(stream)
+            done.record(stream)
             return host, stream.record_event()
-
-    def _next(self) -> tuple[int, Any]:
-        self._turn = 1 - self._turn
-        return self._turn, torch.cuda.current_stream()

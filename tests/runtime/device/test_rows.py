@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from heterps.models.layer import SparseEmbedding
 from heterps.runtime import Checkpoints, evaluate, train
 from heterps.runtime.device import table as device_table
 from heterps.runtime.device.table import DeviceTable
+from heterps.runtime.rows import DistinctRows
+from heterps.runtime.tables import SharedPush
 from heterps.store import Optimizer, SparseTable
 from tests.runtime.chains import IDS, random_batches, small
 from tests.runtime.plain import plain, rows_of, sgd
@@ -40,15 +46,41 @@ def test_runs_are_those_of_plain_pytorch(name: str, way: str):
 def test_async_runs(way: str):
     """Batches of several sizes, and several of them under way at once."""
     batches = random_batches(30)
-    for cuts in ((1,), (1, 3)):
-        chain = small()
-        result = train(
-            chain, batches, make_plan(chain, cuts), micro_batches=3, optimizer=sgd, mode="async", staleness=3
-        )
+    for cuts, micro_batches in itertools.product(((1,), (1, 3)), (1, 3)):
+        chain, seen = small(), {"micro_batches": micro_batches, "optimizer": sgd, "mode": "async", "staleness": 3}
+        result = train(chain, batches, make_plan(chain, cuts), **seen)
         assert len(result.losses) == len(batches)
     chain = small()
     result = train(chain, batches, make_plan(chain, (1, 3)), micro_batches=3, optimizer=sgd, mode="async", staleness=0)
     plain(small, batches, ids=IDS).assert_same(chain, result.losses)
+
+
+def test_rows_pulled_ahead_wait_for_the_updates_they_must_see():
+    layer = SparseEmbedding("rows", reads="ids", writes="e", dim=4, optimizer="sgd", lr=1.0)
+    shared = SharedPush(SparseTable(dim=4, optimizer="sgd", lr=1.0, init_scale=0.0), 1)
+    rows = DistinctRows(layer, shared, staleness=2, pin=False)
+    batch = {"ids": torch.tensor([[7, 3], [7, 7]])}
+
+    def begin(step: int, prepared: Any) -> Tensor:
+        rows.pull(step, batch, prepared)
+        found = rows.part(step, layer, 0, 2)
+        return found.rows[found.number].reshape(found.shape)
+
+    def end(step: int) -> None:
+        rows.give(step, torch.ones(2, 4))
+        rows.push(step)
+
+    with ThreadPoolExecutor(1) as ahead:
+        coming = [ahead.submit(rows.prepare, step, batch) for step in range(5)]
+        for step in range(3):
+            assert (begin(step, coming[step].result(timeout=60)) == 0).all()
+        with pytest.raises(TimeoutError):
+            coming[3].result(timeout=0.2)  # it must see step 0
+        end(0)
+        assert (begin(3, coming[3].result(timeout=60)) == -1).all()
+        assert not coming[4].done()
+        shared.fail()  # a run that ends leaves nobody waiting
+        coming[4].result(timeout=60)
 
 
 def test_schedules_and_clipping(way: str):
