@@ -17,6 +17,7 @@ from heterps.models.batch import Batch
 from heterps.models.layer import SparseEmbedding
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.rows import DistinctRows, Lookup, Rows
+from heterps.runtime.threads import are_small, one_for_simple_operations
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Tensors = dict[str, Any]
@@ -124,6 +125,7 @@ class Stage:
         """Seconds that a GPU worked, and for how many steps, where it tells; else the stage's spans do."""
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._loss_sum: Tensor | None = None
+        self._tuned = spec.device.type != "cpu" or spec.threads == 1 or precision != torch.float32
 
     @property
     def scores(self) -> bool:
@@ -148,6 +150,8 @@ class Stage:
         The last stage also goes backward at once: it gives the gradients of `incoming` instead.
         """
         start, stop = step.bounds[micro_batch], step.bounds[micro_batch + 1]
+        if not self._tuned:
+            self._tune(stop - start)
         values: Tensors = {name: _moved(step.whole[name][start:stop], self.spec.device) for name in self._tensors}
         flight = _Flight({})
         for name, value in incoming.items():
@@ -169,6 +173,13 @@ class Stage:
         flight.outgoing = {name: values[name] for name in self.outgoing}
         self._flights[step.number, micro_batch] = flight
         return {name: value if isinstance(value, Lookup) else value.detach() for name, value in flight.outgoing.items()}
+
+    def _tune(self, samples: int) -> None:
+        """Sets the threads of the one that computes this stage, by the samples of its first micro-batch."""
+        self._tuned = True
+        dense = [layer.module for layer in self.layers if not isinstance(layer, SparseEmbedding)]
+        if are_small((module for own in dense for module in own.modules()), samples):
+            one_for_simple_operations()
 
     def compute(self, values: Tensors, rows_of: Callable[[SparseEmbedding], Any]) -> None:
         """Runs the layers: adds what they write to `values`."""
