@@ -64,7 +64,8 @@ class Heterps(Subject):
 
     def __init__(self, spec: dict[str, Any]) -> None:
         size = int(np.prod(spec.get("batch", (4096, 26))))
-        self.out = np.empty((size, spec["dim"]), np.float32)
+        self.out = np.zeros((size, spec["dim"]), np.float32)
+        self.out[:] = 1.0  # every page is there
         self.grads = gradients(size, spec["dim"])
         self.table = self.open(spec)
 
@@ -74,8 +75,9 @@ class Heterps(Subject):
 
     def fill(self, rows: int) -> None:
         """Pulls every id once, in the order of the dense peers."""
-        for first in range(0, rows, 100_000):
-            self.table.pull(scatter(np.arange(first, min(first + 100_000, rows))))
+        for first in range(0, rows, len(self.out)):
+            ids = scatter(np.arange(first, min(first + len(self.out), rows)))
+            self.table.pull(ids, out=self.out[: len(ids)])
 
     def prepare(self, batch: Array) -> Array:
         """Ids."""

@@ -126,7 +126,7 @@ void release_later(void* memory, std::size_t size) {
 }
 
 std::size_t lookahead(std::size_t used) noexcept {
-  return std::min(std::size_t{12} << 20, used / 8 / kHugePage * kHugePage);
+  return std::min(std::size_t{8} << 20, used / 8 / kHugePage * kHugePage);
 }
 
 }  // namespace heterps::store

@@ -142,7 +142,7 @@ class Table {
   std::uint32_t steps_ = 0;
   std::array<Batch, 32> recent_;   // as many as clients may pull before they push
   // Ids of pulls that are remembered for their push, 36 bytes each: more of them once pushes show that they are needed.
-  std::size_t most_remembered_ = 1 << 18;
+  std::size_t most_remembered_ = 1 << 17;
   std::uint64_t batches_ = 0;
   Batch scratch_;
 };
