@@ -1,0 +1,120 @@
+// Pushes: gradients of equal ids are added up, and each row follows its own once.
+#include "table.hpp"
+
+#include <algorithm>
+
+namespace heterps::store {
+
+// A push mostly has the ids of a recent pull, whose rows are then known.
+Table::Batch& Table::resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
+  if (Batch* batch = recall(ids, count, false); batch != nullptr) {
+    batch->valid = false;
+    return *batch;
+  }
+  resolve(ids, count, scratch_, nullptr, Lane::Access::push, seconds);
+  return scratch_;
+}
+
+void Table::update(const std::int64_t* ids, Batch& batch, const float* grads, const std::uint32_t* row_of,
+                   const float* scale, bool summed) {
+  const bool all = lanes_.size() == 1;
+  pool_.run([&](int l) {
+    Share& share = batch.shares[l];
+    Scratch& scratch = scratches_[l];
+    scratch.rank.assign(share.distinct, kNoSlot);
+    const std::size_t floats = (share.repeats + 1) * config_.dim;
+    if (scratch.sums.size() < floats) scratch.sums.resize(floats);
+    std::size_t first = 0;
+    for (int k = 0; summed && k < l; ++k) first += batch.shares[k].distinct;
+    lanes_[l]->update(config_.rule, share.view(ids, all),
+                      {grads + first * config_.dim, row_of, scale, scratch.rank.data(), scratch.sums.data(), nullptr, summed});
+  });
+  ++steps_;
+}
+
+void Table::push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds) {
+  const std::lock_guard lock(mutex_);
+  update(ids, resolved_for_push(ids, count, seconds), grads, nullptr, nullptr);
+}
+
+void Table::push_distinct(const std::int64_t* ids, std::size_t count, std::uint64_t ticket, const float* grads,
+                          std::size_t distinct, std::uint32_t seconds) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(recent_.begin(), recent_.end(), [&](const Batch& batch) {
+    return batch.valid && batch.number == ticket && is_current(batch);
+  });
+  Batch& batch = found != recent_.end() ? *found : scratch_;
+  if (found == recent_.end()) {
+    remember_more(count);
+    resolve(ids, count, batch, nullptr, Lane::Access::push, seconds);
+  }
+  batch.valid = false;
+  std::size_t total = 0;
+  for (const Share& share : batch.shares) total += share.distinct;
+  if (total != distinct) throw std::invalid_argument("not as many gradients as distinct ids");
+  update(ids, batch, grads, nullptr, nullptr, true);
+}
+
+// The pulls of all parts, which are then used up; none unless all are remembered and without repeats.
+std::vector<Table::Batch*> Table::recall_parts(const std::vector<Part>& parts) {
+  std::vector<Batch*> found;
+  for (const Part& part : parts) {
+    Batch* batch = recall(part.ids, part.count, false);
+    const bool fits = batch != nullptr && std::all_of(batch->shares.begin(), batch->shares.end(),
+                                                      [](const Share& share) { return share.repeats == 0; });
+    if (!fits) {
+      for (Batch* other : found) other->valid = true;
+      return {};
+    }
+    batch->valid = false;
+    found.push_back(batch);
+  }
+  return found;
+}
+
+bool Table::push_parts(const std::vector<Part>& parts) {
+  const std::lock_guard lock(mutex_);
+  const std::vector<Batch*> pulls = recall_parts(parts);
+  if (pulls.empty()) return false;
+  const std::size_t dim = config_.dim;
+  scratch_.shares.resize(lanes_.size());
+  pool_.run([&](int l) {
+    Share& share = scratch_.shares[l];
+    Scratch& scratch = scratches_[l];
+    share.count = 0;
+    for (const Batch* pull : pulls) share.count += pull->shares[l].distinct;
+    scratch.id.resize(share.count), scratch.slot.resize(share.count), scratch.grad.resize(share.count);
+    for (std::size_t k = 0, at = 0; k < parts.size(); ++k) {
+      const Share& own = pulls[k]->shares[l];
+      std::copy_n(own.id.data(), own.distinct, scratch.id.data() + at);
+      std::copy_n(own.slot.data(), own.distinct, scratch.slot.data() + at);
+      for (std::size_t u = 0; u < own.distinct; ++u) scratch.grad[at++] = parts[k].grads + own.first[u] * dim;
+    }
+    Distinct call = numbering(share, l, scratch.id.data(), true);
+    kernels_.number(call, 0, share.count, 0, {}, config_.dim);
+    for (std::size_t u = 0; u < call.distinct; ++u) call.slot[u] = scratch.slot[call.first[u]];
+    scratch.distinct = call.distinct;
+    scratch.rank.assign(call.distinct, kNoSlot);
+    const std::size_t floats = (call.repeats + 1) * dim;
+    if (scratch.sums.size() < floats) scratch.sums.resize(floats);
+    lanes_[l]->update(config_.rule, call,
+                      {nullptr, nullptr, nullptr, scratch.rank.data(), scratch.sums.data(), scratch.grad.data()});
+  });
+  ++steps_;
+  return true;
+}
+
+void Table::push_bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags,
+                     bool mean, const float* grads, std::uint32_t seconds) {
+  std::vector<std::uint32_t> row_of(count);
+  std::vector<float> scale(mean ? count : 0);
+  for (std::size_t b = 0; b < bags; ++b) {
+    const std::size_t from = offsets[b], to = b + 1 < bags ? offsets[b + 1] : count;
+    std::fill(row_of.begin() + from, row_of.begin() + to, static_cast<std::uint32_t>(b));
+    if (mean) std::fill(scale.begin() + from, scale.begin() + to, 1.0f / static_cast<float>(to - from));
+  }
+  const std::lock_guard lock(mutex_);
+  update(ids, resolved_for_push(ids, count, seconds), grads, row_of.data(), mean ? scale.data() : nullptr);
+}
+
+}  // namespace heterps::store
