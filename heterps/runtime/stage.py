@@ -17,7 +17,7 @@ from heterps.models.batch import Batch
 from heterps.models.layer import SparseEmbedding
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.rows import DistinctRows, Lookup, Rows
-from heterps.runtime.threads import are_small, one_for_simple_operations
+from heterps.runtime.threads import threads_for, use_for_simple_operations
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Tensors = dict[str, Any]
@@ -125,7 +125,8 @@ class Stage:
         """Seconds that a GPU worked, and for how many steps, where it tells; else the stage's spans do."""
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._loss_sum: Tensor | None = None
-        self._tuned = spec.device.type != "cpu" or spec.threads == 1 or precision != torch.float32
+        self._shares_out = spec.device.type == "cpu" and spec.threads > 1 and precision == torch.float32
+        self._simple_threads = 0  # not known yet
 
     @property
     def scores(self) -> bool:
@@ -150,8 +151,10 @@ class Stage:
         The last stage also goes backward at once: it gives the gradients of `incoming` instead.
         """
         start, stop = step.bounds[micro_batch], step.bounds[micro_batch + 1]
-        if not self._tuned:
-            self._tune(stop - start)
+        if self._shares_out and not self._simple_threads:
+            dense = [layer.module for layer in self.layers if not isinstance(layer, SparseEmbedding)]
+            self._simple_threads = threads_for(dense, stop - start, self.spec.threads)
+        self._set_threads()
         values: Tensors = {name: _moved(step.whole[name][start:stop], self.spec.device) for name in self._tensors}
         flight = _Flight({})
         for name, value in incoming.items():
@@ -174,12 +177,10 @@ class Stage:
         self._flights[step.number, micro_batch] = flight
         return {name: value if isinstance(value, Lookup) else value.detach() for name, value in flight.outgoing.items()}
 
-    def _tune(self, samples: int) -> None:
-        """Sets the threads of the one that computes this stage, by the samples of its first micro-batch."""
-        self._tuned = True
-        dense = [layer.module for layer in self.layers if not isinstance(layer, SparseEmbedding)]
-        if are_small((module for own in dense for module in own.modules()), samples):
-            one_for_simple_operations()
+    def _set_threads(self) -> None:
+        """Of the thread that computes: the profiler runs several stages in one."""
+        if self._simple_threads:
+            use_for_simple_operations(self._simple_threads)
 
     def compute(self, values: Tensors, rows_of: Callable[[SparseEmbedding], Any]) -> None:
         """Runs the layers: adds what they write to `values`."""
@@ -202,6 +203,7 @@ class Stage:
 
     def backward(self, step: Step, micro_batch: int, grads: Tensors) -> Tensors:
         """Goes backward from the gradients the next stage sent; gives those of what the previous one sent."""
+        self._set_threads()
         return self._backward(step, self._flights.pop((step.number, micro_batch)), grads)
 
     def _backward(self, step: Step, flight: _Flight, grads: Tensors) -> Tensors:
@@ -229,6 +231,7 @@ class Stage:
 
     def apply(self, step: Step, *, scale: float = 1.0) -> Tensor | None:
         """Updates weights and rows by the step's gradients, dense ones times `scale`; the last stage gives the loss."""
+        self._set_threads()
         if self.optimizer is not None:
             if scale != 1.0:
                 torch._foreach_mul_(self.grads(), scale)

@@ -23,30 +23,35 @@ _PLAIN = (nn.Linear, nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Identity, nn
 """Modules that are matrix products and simple operations on what these give."""
 
 
-def are_small(modules: Iterable[nn.Module], samples: int) -> bool:
-    """True if simple operations of these modules have few elements for so many samples; False if nobody knows."""
-    leaves = list(modules)
-    widths = [module.out_features for module in leaves if isinstance(module, nn.Linear)]
-    sizes = [parameter.numel() for module in leaves for parameter in module.parameters()]
-    return all(isinstance(module, _PLAIN) for module in leaves) and (
-        max([*sizes, *(samples * width for width in widths)], default=0) <= SMALL
-    )
+def threads_for(layers: Iterable[object], samples: int, threads: int) -> int:
+    """Threads for the simple operations of layers that have `threads` for their products.
+
+    One if these modules are known, and none of their tensors is large for so many samples.
+    """
+    modules = [module for layer in layers for module in (layer.modules() if isinstance(layer, nn.Module) else [layer])]
+    if not all(isinstance(module, _PLAIN) for module in modules):
+        return threads
+    linear = [module for module in modules if isinstance(module, nn.Linear)]
+    largest = max((max(module.weight.numel(), samples * module.out_features) for module in linear), default=0)
+    return 1 if largest <= SMALL else threads
 
 
-def one_for_simple_operations() -> None:
-    """From now on this thread does simple operations alone; its matrix products keep the threads they have.
+def use_for_simple_operations(threads: int) -> None:
+    """Sets the threads of this thread's simple operations; its matrix products keep those they have.
 
-    Undone by `torch.set_num_threads`. Does nothing where products share OpenMP's setting with the rest.
+    `torch.set_num_threads` sets both. Does nothing where products share OpenMP's setting with the rest.
     """
     openmp = _openmp()
-    if openmp is not None and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    if openmp is not None:
         torch.get_num_threads()  # PyTorch sets OpenMP's number when a thread first asks for it: not after this
-        openmp.omp_set_num_threads(1)
+        openmp.omp_set_num_threads(threads)
 
 
 @cache
 def _openmp() -> ctypes.CDLL | None:
-    """The OpenMP that PyTorch has loaded."""
+    """The OpenMP that PyTorch has loaded, if its products have a setting of their own (MKL)."""
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        return None
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     loaded = {line.split()[-1] for line in lines if "libgomp" in line}

@@ -11,28 +11,28 @@ from torch import nn
 
 from heterps.models import BCEWithLogits, Chain, Layer, SparseEmbedding
 from heterps.runtime import train
-from heterps.runtime.threads import SMALL, _openmp, are_small, one_for_simple_operations
+from heterps.runtime.threads import SMALL, _openmp, threads_for, use_for_simple_operations
 from tests.runtime.plans import make_plan
 
 
 def tower(*widths: int) -> list[nn.Module]:
-    layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths)]
-    return [module for layer in layers for module in layer.modules()]
+    return [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths)]
 
 
 def test_what_is_small() -> None:
-    assert are_small(tower(429, 64, 32), 4096)
-    assert are_small([], 4096)
-    assert not are_small(tower(429, 400), 4096)
-    assert not are_small(tower(SMALL, 2), 16)  # its weights are updated, too
-    assert not are_small([*tower(8, 8), nn.Conv1d(1, 1, 1)], 16)  # nobody knows what it does
+    assert threads_for(tower(429, 64, 32), 4096, 3) == 1
+    assert threads_for([], 4096, 3) == 1
+    assert threads_for(tower(429, 400), 4096, 3) == 3
+    assert threads_for(tower(SMALL, 2), 16, 3) == 3  # its weights are updated, too
+    assert threads_for([*tower(8, 8), nn.Conv1d(1, 1, 1)], 16, 3) == 3  # nobody knows what it does
+    assert threads_for([*tower(8, 8), torch.relu], 16, 3) == 3
 
 
 @pytest.mark.skipif(_openmp() is None, reason="PyTorch's OpenMP is not GNU's")
 def test_simple_operations_are_set_for_one_thread_alone() -> None:
     def inside() -> tuple[int, int]:
         torch.set_num_threads(2)
-        one_for_simple_operations()
+        use_for_simple_operations(1)
         alone = torch.get_num_threads()
         torch.set_num_threads(2)
         return alone, torch.get_num_threads()
@@ -62,7 +62,7 @@ def test_a_run_is_the_same_and_leaves_the_threads_as_they_were(monkeypatch: pyte
     before = torch.get_num_threads()
     losses, weights = run()
     assert torch.get_num_threads() == before
-    monkeypatch.setattr("heterps.runtime.stage.are_small", lambda modules, samples: False)
+    monkeypatch.setattr("heterps.runtime.stage.threads_for", lambda layers, samples, threads: threads)
     other_losses, other_weights = run()
     assert losses == pytest.approx(other_losses, rel=1e-5)
     for one, other in zip(weights, other_weights, strict=True):
