@@ -157,6 +157,8 @@ class Trainer:
                     "learning rates, clip gradients (clip_norm), or look for bad values in the data"
                 )
             self._losses.append(loss)
+        if self._auc is not None:
+            self._auc.count()
         if self._losses and (all_of_them or self._step % self._settings.log_every == 0):
             self._log()
             self._log_tables(at_once=all_of_them)

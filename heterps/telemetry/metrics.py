@@ -13,6 +13,8 @@ from heterps.errors import InvalidInput
 
 TOGETHER, TOGETHER_CALLS = 65_536, 64
 """Samples on the CPU, and calls, that are counted together."""
+LATE = 4
+"""Times as many may wait for `count`, which is for a thread with time to spare; then `update` counts them itself."""
 
 
 class Auc:
@@ -41,9 +43,11 @@ class Auc:
         self._counts: dict[torch.device, Tensor] = {}
         """Samples in cell 2·bin + class, on each device that scores came from. Bin 0 is for NaN."""
         self._edges: dict[torch.device, Tensor] = {}
-        self._lock = threading.RLock()
+        self._lock, self._counting = threading.Lock(), threading.RLock()  # of what waits, and of the counts
         self._waiting: list[tuple[Tensor, Tensor]] = []
         """Scores on the CPU, and which are of positive samples, that are still to be counted."""
+        self._samples = 0
+        """How many."""
 
     @torch.no_grad()
     def update(self, scores: Tensor, labels: Tensor) -> None:
@@ -60,15 +64,25 @@ class Auc:
             return
         with self._lock:
             self._waiting.append((given, positive))
-            if sum(len(some) for some, _ in self._waiting) >= TOGETHER or len(self._waiting) >= TOGETHER_CALLS:
-                self._flush()
+            self._samples += len(given)
+        self._count_waiting(LATE)
+
+    def count(self) -> None:
+        """Counts what waits to be counted, if it is worth it: so that `update`, in another thread, need not."""
+        self._count_waiting(1)
+
+    def _count_waiting(self, times: int) -> None:
+        if self._samples >= times * TOGETHER or len(self._waiting) >= times * TOGETHER_CALLS:
+            self._count_all()
 
     @torch.no_grad()
-    def _flush(self) -> None:
-        if self._waiting:
-            scores, positive = (torch.cat(column) for column in zip(*self._waiting, strict=True))
-            self._waiting.clear()
-            self._count(scores, positive)
+    def _count_all(self) -> None:
+        with self._counting:
+            with self._lock:
+                taken, self._waiting, self._samples = self._waiting, [], 0
+            if taken:
+                scores, positive = (torch.cat(column) for column in zip(*taken, strict=True))
+                self._count(scores, positive)
 
     def _count(self, scores: Tensor, positive: Tensor) -> None:
         device = scores.device
@@ -95,8 +109,8 @@ class Auc:
 
     def reset(self) -> None:
         """Forgets all samples."""
-        with self._lock:
-            self._waiting.clear()
+        with self._counting:
+            self._count_all()
             for counts in self._counts.values():
                 counts.zero_()
 
@@ -117,11 +131,11 @@ class Auc:
 
     def _histograms(self) -> Tensor:
         """Samples by bin and class, on the CPU."""
-        with self._lock:
-            self._flush()
         total = torch.zeros(2 * self._thresholds + 2, dtype=torch.int64)
-        for counts in self._counts.values():
-            total += counts.cpu()
+        with self._counting:
+            self._count_all()
+            for counts in self._counts.values():
+                total += counts.cpu()
         return total.view(-1, 2)
 
     def _checked(self, state: dict[str, Any]) -> Tensor:
@@ -135,7 +149,7 @@ class Auc:
 
     def _add(self, counts: Tensor) -> None:
         cpu = torch.device("cpu")
-        with self._lock:
-            self._flush()  # which makes the counts, if there are none yet
-        self._edges.setdefault(cpu, torch.linspace(0, 1, self._thresholds))
-        self._counts[cpu] = self._counts.get(cpu, 0) + counts
+        with self._counting:
+            self._count_all()  # which makes the counts, if there are none yet
+            self._edges.setdefault(cpu, torch.linspace(0, 1, self._thresholds))
+            self._counts[cpu] = self._counts.get(cpu, 0) + counts
