@@ -112,7 +112,7 @@ NB_MODULE(_native, m) {
   nb::class_<Path>(m, "Path")
       .def_ro("bound", &Path::bound)
       .def_ro("complete", &Path::complete)
-      .def_ro("labels", &Path::labels)
+      .def_ro("parts", &Path::parts)
       .def_ro("own", &Path::own)
       .def_ro("reached", &Path::reached)
       .def_ro("rate", &Path::rate)
@@ -129,7 +129,7 @@ NB_MODULE(_native, m) {
              for (const Stage& s : self.stages()) {
                const double units = s.units(low);
                if (!(units < kInf)) continue;
-               const double spent = std::max(units / high, s.fractional(low));
+               const double spent = units * std::max(1.0 / high, s.seconds(units));
                for (const double value : {double(s.first), double(s.last), double(s.type), units, spent, s.seconds(units),
                                           s.server}) {
                  rows.push_back(value);
@@ -153,14 +153,14 @@ NB_MODULE(_native, m) {
              return self.narrow(low, high, multipliers, cutoff);
            }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("multipliers"),
            nb::arg("cutoff"))
-      .def("search", [](const Graph& self, double low, double high, const Multipliers& multipliers, int stages,
-                        std::vector<std::int32_t> tracked, bool track_rate, double cutoff, std::int64_t max_labels) {
+      .def("branch", [](const Graph& self, double low, double high, const Multipliers& multipliers, int stages,
+                        double cutoff, std::int64_t max_effort) {
              Path path;
              {
                nb::gil_scoped_release unlocked;
-               path = self.search(low, high, multipliers, stages, tracked, track_rate, cutoff, max_labels);
+               path = self.branch(low, high, multipliers, stages, cutoff, max_effort);
              }
              return path;
            }, nb::arg("low"), nb::arg("high"), nb::kw_only(), nb::arg("multipliers"),
-           nb::arg("max_stages"), nb::arg("tracked"), nb::arg("track_rate"), nb::arg("cutoff"), nb::arg("max_labels"));
+           nb::arg("max_stages"), nb::arg("cutoff"), nb::arg("max_effort"));
 }

@@ -59,7 +59,7 @@ double Graph::credit(double low, double high, const Multipliers& multipliers) co
 }
 
 // In [low, high] a stage has at least the units of `low`, so it costs at least price * units(low) / high a sample; and
-// never less than with fractional units at `low`. The larger of the two bounds it.
+// past the throughput that these units reach, no less than there. A stage that alone breaks its type's limit is out.
 Graph::Weights Graph::weights(double low, double high, const Multipliers& multipliers) const {
   const double money = multipliers.money;
   Weights out{.low = low, .high = high, .server_price = money * tables_.server_price()};
@@ -76,11 +76,11 @@ Graph::Weights Graph::weights(double low, double high, const Multipliers& multip
     const double units = stage.units(low);
     const double price = tables_.price[stage.type];
     out.units[e] = units;
-    if (!(units < kInf)) {
-      out.own[e] = out.priced[e] = kInf;
+    if (!(units < kInf) || units > tables_.limit[stage.type]) {
+      out.units[e] = out.own[e] = out.priced[e] = kInf;
       continue;
     }
-    out.own[e] = money * price * std::max(units / high, stage.fractional(low));
+    out.own[e] = money * price * units * std::max(1.0 / high, stage.seconds(units));
     out.priced[e] = out.own[e] + server_priced * stage.server +
                     units * (multipliers.type[stage.type] + multipliers.rate * price);
   }

@@ -1,4 +1,4 @@
-// Internal to graph.cpp and labels.cpp: edge weights and costs to go.
+// Internal to graph.cpp, parts.cpp and branch.cpp: edge weights and costs to go.
 #pragma once
 
 #include "planner.hpp"

@@ -93,8 +93,8 @@ struct Multipliers {
 
 struct Path {
   double bound = kInf;          // lower bound on the cost of every plan in the interval; infinity: there is none
-  bool complete = true;         // false: the label limit was hit; the bound still holds
-  std::int64_t labels = 0;
+  bool complete = true;         // false: branching gave up; the bound still holds
+  std::int64_t parts = 0;       // that branching made
   std::vector<std::int32_t> placement;   // empty if none was found
   // Of the placement, with the units of the interval's low end, the server's whole units included:
   double own = kInf;            // bound on its own cost in the interval, constraints not priced in
@@ -114,10 +114,10 @@ class Graph {
   // The stages that a plan cheaper than `cutoff` in [low, high] may use.
   Graph narrow(double low, double high, const Multipliers& multipliers, double cutoff) const;
 
-  // Cheapest path in [low, high] that keeps the limits of the `tracked` types and, if asked, of the money; the server's
-  // units whole. Best-first over labels with dominance; gives up after max_labels.
-  Path search(double low, double high, const Multipliers& multipliers, int max_stages,
-              const std::vector<std::int32_t>& tracked, bool track_rate, double cutoff, std::int64_t max_labels) const;
+  // Cheapest path in [low, high] that keeps every limit, the server's units whole, if it costs less than the cutoff.
+  // Branch and bound with the constraints priced; gives up after looking at so many stages.
+  Path branch(double low, double high, const Multipliers& multipliers, int max_stages, double cutoff,
+              std::int64_t max_effort) const;
 
   const std::vector<Stage>& stages() const { return stages_; }
   std::size_t size() const { return stages_.size(); }

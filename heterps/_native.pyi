@@ -12,7 +12,7 @@ class Path:
     @property
     def complete(self) -> bool: ...
     @property
-    def labels(self) -> int: ...
+    def parts(self) -> int: ...
     @property
     def own(self) -> float: ...
     @property
@@ -69,17 +69,8 @@ class Graph:
         """
     def relax(self, low: float, high: float, *, multipliers: Multipliers, max_stages: int) -> Path: ...
     def narrow(self, low: float, high: float, *, multipliers: Multipliers, cutoff: float) -> Graph: ...
-    def search(
-        self,
-        low: float,
-        high: float,
-        *,
-        multipliers: Multipliers,
-        max_stages: int,
-        tracked: list[int],
-        track_rate: bool,
-        cutoff: float,
-        max_labels: int,
+    def branch(
+        self, low: float, high: float, *, multipliers: Multipliers, max_stages: int, cutoff: float, max_effort: int
     ) -> Path: ...
 
 def simulate(

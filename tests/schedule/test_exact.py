@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heterps._native import Graph
 from heterps.errors import Infeasible, InvalidInput
 from heterps.schedule.goal import Goal
-from heterps.schedule.methods import bounding
+from heterps.schedule.methods import bounding, program
 from heterps.schedule.methods.brute_force import BruteForce
 from heterps.schedule.methods.exact import Exact
 from heterps.schedule.objective import ClosedForm
@@ -18,6 +19,7 @@ from heterps.schedule.planner import make_plan
 from heterps.schedule.problem import Problem
 from heterps.schedule.random_problems import random_problem
 from heterps.schedule.search import Outcome, Settings, search
+from heterps.units import SECONDS_PER_HOUR
 
 
 def solve(problem: Problem) -> Outcome:
@@ -41,30 +43,63 @@ def small_problem(seed: int) -> Problem:
 @pytest.mark.parametrize("block", range(10))
 def test_equals_brute_force(block: int) -> None:
     for seed in range(30 * block, 30 * (block + 1)):
-        problem = small_problem(seed)
-        found, reference = solve(problem), brute(problem)
-        assert found.value == pytest.approx(reference.value, rel=1e-6), seed
-        assert found.proved <= reference.value * (1 + 1e-9), seed
-        assert found.proved >= found.value * (1 - 1e-6), seed
+        assert_equals_brute_force(seed)
+
+
+def assert_equals_brute_force(seed: int) -> None:
+    problem = small_problem(seed)
+    found, reference = solve(problem), brute(problem)
+    assert found.value == pytest.approx(reference.value, rel=1e-6), seed
+    assert found.proved <= reference.value * (1 + 1e-9), seed
+    assert found.proved >= found.value * (1 - 1e-6), seed
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[int]:
+    """Wraps a function; the list grows by one at each call."""
+    calls: list[int] = []
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, wrapped)
+    return calls
 
 
 def test_equals_brute_force_where_the_integer_program_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    original = bounding.solve
-
-    def counted(*args: Any, **options: Any) -> Any:
-        calls.append(options["cutoff"])
-        return original(*args, **options)
-
-    monkeypatch.setattr(bounding, "LABELS", 1)
-    monkeypatch.setattr(bounding, "solve", counted)
+    monkeypatch.setattr(bounding, "EFFORT", -1)
+    calls = counted(monkeypatch, bounding, "solve")
     for seed in range(120):
-        problem = small_problem(seed)
-        found, reference = solve(problem), brute(problem)
-        assert found.value == pytest.approx(reference.value, rel=1e-6), seed
-        assert found.proved <= reference.value * (1 + 1e-9), seed
-        assert found.proved >= found.value * (1 - 1e-6), seed
+        assert_equals_brute_force(seed)
     assert len(calls) > 20
+
+
+def test_equals_brute_force_where_branching_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prices are not raised first, and no program helps: parts, their prices and the server's units must do."""
+    monkeypatch.setattr(bounding, "FIRST_ASCENTS", 0)
+    monkeypatch.setattr(bounding, "ASCENTS", 0)
+    monkeypatch.setattr(bounding, "PROGRAM_STAGES", 0)
+    calls = counted(monkeypatch, bounding, "_branch")
+    for seed in range(300, 420):
+        assert_equals_brute_force(seed)
+    assert len(calls) > 100
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_branching_and_the_integer_program_agree(seed: int) -> None:
+    """Where brute force has no chance: the cheapest path at a throughput, above the least and up to what is allowed."""
+    problem = random_problem(np.random.default_rng([seed, 11]), layers=20, types=5, max_limit=40)
+    least = problem.goal.throughput_floor
+    for low in (least, 1.3 * least):
+        interval = bounding.Interval(low, low, 0, Graph(problem.tables), np.zeros(problem.types + 1))
+        cutoff = 1.5 * max(interval.relax().bound, solve(problem).value * SECONDS_PER_HOUR)
+        found = interval.branch(cutoff, 10**9)
+        expected = program.solve(
+            problem, interval.narrowed(cutoff).graph, low, low, max_stages=0, cutoff=cutoff, seconds=20
+        )
+        assert found.complete
+        assert found.bound == pytest.approx(min(expected.bound, cutoff), rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(60))

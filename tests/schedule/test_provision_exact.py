@@ -28,6 +28,8 @@ from tests.schedule.reference import Reference, random_inputs, random_reference
 SEEDS = range(300)
 CLOSE = 1e-8
 """Provisioning is exact but for the slack of 1e-9 in counting units."""
+TO_THE_END = 10**9
+"""Effort that no problem of these needs."""
 OPTIMAL = 1e-6
 """A plan within this share of a proved bound is called optimal."""
 
@@ -165,8 +167,8 @@ def test_exact_finds_and_proves_the_fastest_plan(reference: Reference, seed: int
 
 
 def test_bounds_hold(reference: Reference, seed: int):
-    """On intervals of throughput: prices on limits and label searches never bound above the cheapest plan in them;
-    at a single throughput, a search that tracks every limit bounds by exactly the least money an hour.
+    """On intervals of throughput: prices on limits and branching, given up or not, never bound above the cheapest plan
+    in them; at a single throughput, branching to the end bounds by exactly the least money an hour.
     """
     rng = random.Random(seed)
     points = [(len(stage_runs(placement)), p) for placement, found in reference.points.items() for p in found]
@@ -181,21 +183,24 @@ def test_bounds_hold(reference: Reference, seed: int):
         if point.usd_per_hour <= cap and (not stages or count <= stages)
     ]
     problem = problem_of(reference, replace(reference.goal, max_usd_per_hour=cap))
-    graph, everything = Graph(problem.tables), frozenset(range(problem.types + 1))
+    graph = Graph(problem.tables)
     steady = sorted(point.throughput / reference.goal.fill(count) for count, point in points)
     for _ in range(4):
         low, high = sorted([rng.choice(steady) * rng.uniform(0.7, 1), rng.choice(steady) * rng.uniform(1, 1.5)])
         least = min((rate / t for t, rate in plans if low <= t <= high), default=math.inf)
         scale = 0.3 * rng.random() * min(1.0, least)
-        prices = np.array([rng.choice([0.0, scale * rng.random()]) for _ in everything])
-        interval = Interval(low, high, stages, graph, prices, tracked=everything)
+        prices = np.array([rng.choice([0.0, scale * rng.random()]) for _ in range(problem.types + 1)])
+        interval = Interval(low, high, stages, graph, prices)
         assert interval.relax().bound <= least * (1 + CLOSE), (seed, interval)
-        assert interval.search(math.inf).bound <= least * (1 + CLOSE), (seed, interval)
-        assert interval.narrowed(least * 1.01).search(math.inf).bound <= least * (1 + CLOSE), (seed, interval)
+        for effort in (1000, 10_000, TO_THE_END):
+            assert interval.branch(math.inf, effort).bound <= least * (1 + CLOSE), (seed, interval)
+            narrowed = interval.narrowed(least * 1.01)
+            assert narrowed.branch(least * 1.01, effort).bound <= least * (1 + CLOSE), (seed, interval)
 
         exact = min((rate / low for t, rate in plans if t >= low * (1 - CLOSE / 10)), default=math.inf)
-        at_low = Interval(low, low, stages, graph, np.zeros(len(everything)), tracked=everything)
-        assert at_low.search(math.inf).bound == pytest.approx(exact, rel=CLOSE), (seed, low)
+        at_low = Interval(low, low, stages, graph, np.zeros(problem.types + 1))
+        for cutoff in (math.inf, exact * 1.1, exact * 1.001):
+            assert at_low.branch(cutoff, TO_THE_END).bound == pytest.approx(exact, rel=CLOSE), (seed, low, cutoff)
 
 
 @pytest.mark.parametrize("larger_seed", _half(range(150)))

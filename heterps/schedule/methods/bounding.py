@@ -2,9 +2,8 @@
 
 At a throughput the fewest units of every stage follow in closed form, so the cheapest placement is a shortest path.
 Limits couple the stages. They are first priced (Lagrange multipliers, raised by subgradient steps), which keeps the
-shortest path and still bounds from below; what gap remains is closed by a best-first search over partial paths that
-tracks the uses of exactly those types whose limits the cheapest path broke, or, where that grows too large, by an
-integer program.
+shortest path and still bounds from below; what gap remains is closed by branching on which layers are on which types,
+each part with prices of its own, or, where that takes too long and the chain is short, by an integer program.
 """
 
 from __future__ import annotations
@@ -30,15 +29,16 @@ FRESH, STALL, SHRINK = 0.7, 3, 0.5
 and by how much."""
 
 SPLIT_SHARE = 0.2
-"""An interval whose width makes up this share of the gap between bound and cutoff is split before labels are searched:
+"""An interval whose width makes up this share of the gap between bound and cutoff is split before it is branched on:
 that raises its bound for less."""
 
-LABELS = 16_000
-"""Partial paths a label search may hold, a hundredth of a second's work. Past it the bound is what was proved until
-then, and the integer program takes over."""
+EFFORT, MORE_EFFORT, MORE_SHARE = 10_000_000, 100_000_000, 0.1
+"""Stages that one branching may look at: 0.05 s of work. Past it the bound is what was proved until then; more are
+looked at in an interval so narrow that its width makes up only this share of the gap that is left."""
 
-PROGRAM_SECONDS = 2.0
-"""What one integer program may take; they take a tenth of it."""
+PROGRAM_STAGES, PROGRAM_LAYERS, PROGRAM_SECONDS = 600, 64, 1.0
+"""Where so few stages and layers are left, an integer program takes over from branching, and for how long at most. With
+many types it often takes a hundredth of a second; with many layers its linear programs are slow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,6 @@ class Interval:
     graph: Graph
     prices: Floats
     """Multiplier of each type's limit (dollars an hour a unit for each unit of throughput), then that of the money."""
-    tracked: frozenset[int] = frozenset()
-    """Types, or the number of types for the money, whose use the label search tracks."""
     money: float = 1.0
     """What money weighs: 1, or 0 where only the limits are at stake."""
     server_share: float = 1.0
@@ -71,14 +69,11 @@ class Interval:
         """The cheapest path with the limits priced in."""
         return self.graph.relax(self.low, self.high, multipliers=self._multipliers, max_stages=self.stages)
 
-    def search(self, cutoff: float) -> Path:
-        """The cheapest path that keeps the tracked limits."""
-        types = len(self.prices) - 1
-        return self.graph.search(
-            self.low, self.high, multipliers=self._multipliers, max_stages=self.stages,
-            tracked=sorted(self.tracked - {types}), track_rate=types in self.tracked, cutoff=cutoff,
-            max_labels=LABELS,
-        )  # fmt: skip
+    def branch(self, cutoff: float, effort: int) -> Path:
+        """The cheapest path that keeps all limits, if it costs less than the cutoff; gives up past the effort."""
+        return self.graph.branch(
+            self.low, self.high, multipliers=self._multipliers, max_stages=self.stages, cutoff=cutoff, max_effort=effort
+        )
 
     def narrowed(self, cutoff: float) -> Interval:
         """The same interval without the stages that no plan below the cutoff uses."""
@@ -99,7 +94,7 @@ class Bounded:
     reached: float
     """Throughput of the cheapest path that keeps every limit, which costs the same up to there; 0 if there is none."""
     solved: bool = False
-    """True if an integer program found that path."""
+    """True if branching or an integer program found that path."""
 
 
 def excess(problem: Problem, path: Path) -> Floats:
@@ -135,11 +130,9 @@ def tighten(problem: Problem, interval: Interval, cutoff: Callable[[], float]) -
         and (not bounded.fits or bounded.path.own >= cutoff())
         and not _splits_well(bounded, cutoff())
     ):
-        for step in _search_labels(problem, bounded, cutoff):
-            if isinstance(step, Bounded):
-                bounded = step
-            else:
-                yield step
+        bounded, placement = _branch(problem, bounded, cutoff())
+        if placement is not None:
+            yield placement
     yield bounded
 
 
@@ -186,30 +179,24 @@ def _raise_prices(problem: Problem, start: Bounded, cutoff: Callable[[], float])
     yield best
 
 
-def _search_labels(problem: Problem, start: Bounded, cutoff: Callable[[], float]) -> Iterator[Placements | Bounded]:
-    """Label searches that track ever more limits, until the cheapest path keeps all; past `LABELS`, a program."""
-    interval, bound, path = start.interval.narrowed(cutoff()), start.bound, start.path
-    fits, reached, solved = start.fits, start.reached, False
-    while bound < cutoff():
-        broken = set(np.flatnonzero(excess(problem, path) > 0).tolist())
-        interval = replace(interval, tracked=interval.tracked | broken)
-        found = interval.search(cutoff())
+def _branch(problem: Problem, start: Bounded, cutoff: float) -> tuple[Bounded, Placements | None]:
+    """The interval with its bound raised by branching, or by a program; and the cheapest path that keeps all limits."""
+    interval = start.interval.narrowed(cutoff)
+    found = interval.branch(cutoff, EFFORT)
+    bound = max(start.bound, found.bound)
+    short = interval.graph.size <= PROGRAM_STAGES and problem.layers <= PROGRAM_LAYERS
+    if not found.complete and short and math.isfinite(cutoff) and math.isfinite(interval.high):
+        answer = solve(
+            problem, interval.graph, interval.low, interval.high, max_stages=interval.stages, cutoff=cutoff,
+            seconds=PROGRAM_SECONDS,
+        )  # fmt: skip
+        bound = max(bound, answer.bound)
+        if answer.placement is not None:
+            solved = replace(start, interval=interval, bound=bound, reached=answer.reached, solved=True)
+            return solved, answer.placement
+    elif not found.complete and interval.high / interval.low - 1 < MORE_SHARE * (1 - bound / cutoff):
+        found = interval.branch(cutoff, MORE_EFFORT)
         bound = max(bound, found.bound)
-        if not found.complete and math.isfinite(cutoff()) and math.isfinite(interval.high):
-            answer = solve(
-                problem, interval.graph, interval.low, interval.high, max_stages=interval.stages, cutoff=cutoff(),
-                seconds=PROGRAM_SECONDS,
-            )  # fmt: skip
-            bound, reached, solved = max(bound, answer.bound), answer.reached, answer.placement is not None
-            if answer.placement is not None:
-                yield answer.placement
-            break
-        if not len(found.placement):
-            break
-        path = found
-        yield path.placement
-        fits = excess(problem, path).max() <= 0
-        if fits:
-            reached = path.reached
-            break
-    yield Bounded(interval, bound, path, fits, reached, solved)
+    if not len(found.placement):
+        return replace(start, interval=interval, bound=bound), None
+    return Bounded(interval, bound, found, True, found.reached, solved=True), found.placement

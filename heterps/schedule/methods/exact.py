@@ -154,7 +154,9 @@ class Exact:
                 yield from self._climb()
             cutoff = self._cutoff()
             bound = max(bound, result.bound / fill)
-            if bound >= cutoff or interval.high <= interval.low * NEXT_STEP:
+            # What was proved up to the cutoff times `fill` may fall short of the cutoff by a rounding.
+            proved = bound >= cutoff or result.bound >= cutoff * fill
+            if proved or interval.high <= interval.low * NEXT_STEP:
                 closed = min(closed, bound)
                 continue
             for part in _split(result.interval.narrowed(cutoff * fill), result):

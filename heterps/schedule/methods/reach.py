@@ -2,8 +2,8 @@
 
 A throughput fixes every stage's units, so it is within reach if some path over the stages keeps all limits. Weigh the
 limits by shares that sum to one: if the path that uses least of this mixture uses more than all of it, no path keeps
-every limit. The shares follow the limits that paths break (multiplicative weights); where no mixture decides, the label
-search does, and past its limit an integer program.
+every limit. The shares follow the limits that paths break (multiplicative weights); where no mixture decides, branching
+does.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps.schedule.methods.bounding import Interval, excess
-from heterps.schedule.methods.program import solve
 from heterps.schedule.problem import Problem
 
 ROUNDS = 60
-"""Mixtures tried before labels are searched."""
+"""Mixtures tried before branching."""
 
-SECONDS = 1.0
-"""What an integer program may take where labels do not decide."""
+EFFORT = 100_000_000
+"""Stages that branching may look at where no mixture decides: half a second's work."""
 
 CLEAR = 1e-7
 """How far a mixture must be exceeded to count: well above rounding."""
@@ -41,7 +40,7 @@ def within_reach(problem: Problem, interval: Interval) -> NDArray[np.int32] | No
     limits = np.array([*problem.limit, problem.max_rate])
     finite = np.isfinite(limits)
     shares = np.where(finite, 1.0 / max(1, int(finite.sum())), 0.0)
-    best, most, tracked = interval, -math.inf, set[int]()
+    best, most = interval, -math.inf
     for step in range(ROUNDS):
         trial = replace(interval, prices=np.where(finite, shares / limits, 0.0), money=0.0, high=math.inf)
         path = trial.relax()
@@ -50,28 +49,11 @@ def within_reach(problem: Problem, interval: Interval) -> NDArray[np.int32] | No
         over = excess(problem, path)
         if over.max() <= 0:
             return path.placement
-        tracked |= set(np.flatnonzero(over > 0).tolist())
         if path.bound > most:
             most, best = path.bound, trial
         shares = np.where(finite, shares * np.exp(np.clip(over, -1, 3) / (1 + 0.1 * step)), 0.0)
         shares = np.maximum(shares / shares.sum(), np.where(finite, 1e-6, 0.0))
-    while True:
-        path = replace(best, tracked=frozenset(tracked)).search(CLEAR)
-        if not path.complete:
-            return _by_program(problem, best.narrowed(CLEAR))
-        if not len(path.placement):
-            return None
-        over = excess(problem, path)
-        if over.max() <= 0:
-            return path.placement
-        tracked |= set(np.flatnonzero(over > 0).tolist())
-
-
-def _by_program(problem: Problem, interval: Interval) -> NDArray[np.int32] | None:
-    answer = solve(
-        problem, interval.graph, interval.low, interval.low,
-        max_stages=interval.stages, cutoff=math.inf, seconds=SECONDS,
-    )  # fmt: skip
-    if answer.placement is None and math.isfinite(answer.bound):
+    path = best.branch(CLEAR, EFFORT)
+    if not path.complete:
         raise Unproved
-    return answer.placement
+    return path.placement if len(path.placement) else None
