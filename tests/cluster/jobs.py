@@ -43,7 +43,7 @@ def slow_model(name: str, folder: str) -> tuple[Any, Any]:
     def slowly(*values: Any) -> Any:
         if not hasattr(mine, "slow"):
             mine.slow = mine._claim(0)  # type: ignore[attr-defined]
-        time.sleep(0.06 if mine.slow else 0.01)  # type: ignore[attr-defined]
+        time.sleep(0.2 if mine.slow else 0.01)  # type: ignore[attr-defined]
         return forward(*values)
 
     layer.forward = slowly
