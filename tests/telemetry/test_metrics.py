@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torchmetrics.classification import BinaryAUROC
 
 from heterps.errors import InvalidInput
-from heterps.telemetry import Auc
+from heterps.telemetry import Auc, metrics
 
 
 def auc_of(scores: list[float] | torch.Tensor, labels: list[int] | torch.Tensor, **options: object) -> float:
@@ -203,3 +203,25 @@ def test_many_updates_of_several_threads_are_one():
     for thread in threads:
         thread.join()
     assert pieces.state() == whole.state()
+
+
+def test_counting_beside_updates_loses_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics, "TOGETHER", 64)
+    auc, done = Auc(thresholds=50), threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            auc.count()
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    scores, labels = torch.randn(400, 16), torch.randint(2, (400, 16))
+    for own, of in zip(scores, labels, strict=True):
+        auc.update(own, of)
+    done.set()
+    counting.join()
+    state = auc.state()
+    assert sum(state["negatives"]) + sum(state["positives"]) == scores.numel()
+    whole = Auc(thresholds=50)
+    whole.update(scores, labels)
+    assert state == whole.state()
