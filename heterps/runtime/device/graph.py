@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from heterps.models import Bags
 from heterps.models.batch import Batch, Value, batch_size
 from heterps.runtime.device.adam import FastAdam
 from heterps.runtime.device.arrivals import Arrival
+from heterps.runtime.device.products import exact_products
 from heterps.runtime.device.rows import DeviceRows
 from heterps.runtime.device.staging import Buffer, Field, Staging
 from heterps.runtime.device.streams import streams_of
@@ -163,7 +165,8 @@ class GraphStage(Stage):
     def forward(self, step: Step, micro_batch: int, incoming: Tensors) -> Tensors:
         """Forward and backward, and with a graph the update too."""
         if self._packed is None:
-            return super().forward(step, micro_batch, incoming)
+            with nullcontext() if self._warm else exact_products(self.spec.device):  # compiles what a graph will need
+                return super().forward(step, micro_batch, incoming)
         assert self._staging is not None
         self._make_room()
         key = self._key(incoming)
@@ -268,7 +271,10 @@ class GraphStage(Stage):
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
         stream = streams_of(self.spec.device).record
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with (
+            exact_products(self.spec.device),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
             self._record()
         if self._fast_adam is not None:
             self._fast_adam.connect()
