@@ -11,6 +11,7 @@ namespace {
 
 // Ids that are numbered, found and copied before the next ones: their rows stay in the nearest caches.
 constexpr std::size_t kBlock = 1024;
+constexpr std::size_t kNear = 65536;   // rows, with their state, that caches hold for a while
 constexpr std::uint64_t kLastHash = std::numeric_limits<std::uint64_t>::max();
 
 std::uint32_t plus(std::uint32_t count, std::uint32_t more) {
@@ -177,6 +178,8 @@ void Lane::resolve(Distinct& call, Access access, Now now, float* out) {
   if (access != Access::peek) index_.go_on(static_cast<std::uint32_t>(call.count / 16 + 1));
   // Life depends on how often an id occurs in the whole call, so that is found out first where rows are tracked.
   const std::size_t block = config_.tracks ? std::max<std::size_t>(1, call.count) : kBlock;
+  // Rows that are not copied at once are fetched only if they will still be near when all are known.
+  const bool few = call.count <= kNear;
   std::size_t end = std::min(block, call.count), found = 0;
   kernels_.number(call, 0, end, 0, rows_.view(), config_.dim);
   kernels_.fetch(call, 0, index_.view());
@@ -188,7 +191,7 @@ void Lane::resolve(Distinct& call, Access access, Now now, float* out) {
       make_missing(call, found);
     }
     const std::size_t known = call.distinct, next = std::min(end + block, call.count);
-    kernels_.number(call, end, next, found, rows_.view(), config_.dim);
+    kernels_.number(call, end, next, out != nullptr || few ? found : known, rows_.view(), config_.dim);
     if (out != nullptr) {
       kernels_.gather(call, begin, end, known, index_.view(), rows_.view(), config_.dim, out);
     } else {
