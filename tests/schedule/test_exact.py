@@ -10,6 +10,7 @@ import pytest
 
 from heterps._native import Graph
 from heterps.errors import Infeasible, InvalidInput
+from heterps.plan import Cluster, Profile
 from heterps.schedule.goal import Goal
 from heterps.schedule.methods import bounding, program
 from heterps.schedule.methods.brute_force import BruteForce
@@ -70,7 +71,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[i
 def test_equals_brute_force_where_the_integer_program_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounding, "EFFORT", -1)
     calls = counted(monkeypatch, bounding, "solve")
-    for seed in range(120):
+    for seed in range(150):
         assert_equals_brute_force(seed)
     assert len(calls) > 20
 
@@ -100,6 +101,43 @@ def test_branching_and_the_integer_program_agree(seed: int) -> None:
         )
         assert found.complete
         assert found.bound == pytest.approx(min(expected.bound, cutoff), rel=1e-6)
+
+
+def served_problem(seed: int, types: int) -> Problem:
+    """Layers that differ most in the work they cause on a dear server, under limits that bind."""
+    rng = np.random.default_rng([seed, 17])
+    names = [f"t{i}" for i in range(types)]
+    layers = [
+        {"name": f"l{i}", "costs": {
+            name: {"compute_s": rng.uniform(0.5, 3), "sync_s": 0.0, "ps_s": rng.uniform(0.05, 1.0)} for name in names}}
+        for i in range(30)
+    ]  # fmt: skip
+    offers = {
+        name: {"device": "cpu", "price_per_hour": rng.uniform(1, 3), "limit": int(rng.integers(40, 80)) // types}
+        for name in names
+    }
+    offers["server"] = {"device": "cpu", "price_per_hour": rng.uniform(4, 8)}
+    return Problem(
+        Profile.from_dict({"format": "heterps.profile/1", "batch_size": 1, "layers": layers}),
+        Cluster.from_dict({"types": offers, "parameter_server": "server"}),
+        Goal(min_throughput=1.0),
+    )
+
+
+@pytest.mark.parametrize("types", [3, 4])
+def test_branching_on_the_servers_units_loses_no_path(types: int) -> None:
+    """With one throughput and a dear server, parts are split by its whole units; the halves must leave none out."""
+    for seed in range(40):
+        problem = served_problem(seed, types)
+        point = bounding.Interval(1.0, 1.0, 0, Graph(problem.tables), np.zeros(problem.types + 1))
+        found = point.branch(2 * point.relax().bound, 10**8)
+        assert found.complete, seed
+        cutoff = found.bound * (1 - 1e-6)
+        *_, raised = bounding.tighten(problem, point, lambda: cutoff)  # noqa: B023
+        assert isinstance(raised, bounding.Bounded)
+        left = raised.interval.narrowed(cutoff).graph
+        cheaper = program.solve(problem, left, 1.0, 1.0, max_stages=0, cutoff=cutoff, seconds=20)
+        assert cheaper.bound >= cutoff, seed
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -156,8 +194,6 @@ def test_nothing_limits_the_throughput() -> None:
         {"name": "b", "costs": {"cpu": {"compute_s": 0.25, "sync_s": 0.0}, "gpu": {"compute_s": 0.01, "sync_s": 0.0}}},
     ]}  # fmt: skip
     types = {"cpu": {"device": "cpu", "price_per_hour": 1.0}, "gpu": {"device": "cuda", "price_per_hour": 7.7}}
-    from heterps.plan import Cluster, Profile
-
     made = Profile.from_dict(profile), Cluster.from_dict({"types": types})
     with pytest.raises(InvalidInput, match="nothing limits the throughput"):
         make_plan(Problem(*made, Goal(samples=1e6, budget_usd=1e6)))
@@ -169,8 +205,6 @@ def test_nothing_limits_the_throughput() -> None:
 
 def test_round_numbers_are_not_rounded_up() -> None:
     """0.4096 s for 4096 samples is 10,000 a second a unit, so 20,000 takes two units, not three."""
-    from heterps.plan import Cluster, Profile
-
     profile = Profile.from_dict({"format": "heterps.profile/1", "batch_size": 4096, "layers": [
         {"name": "a", "costs": {"cpu": {"compute_s": 0.4096, "sync_s": 0.0}}}]})  # fmt: skip
     cluster = Cluster.from_dict({"types": {"cpu": {"device": "cpu", "price_per_hour": 1.0, "limit": 2}}})

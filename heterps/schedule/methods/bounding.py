@@ -28,17 +28,26 @@ FRESH, STALL, SHRINK = 0.7, 3, 0.5
 """Weight of the newest slope in the running average; steps without a better bound after which the step length shrinks,
 and by how much."""
 
+LEAST_SCALE = 1e-3
+"""Step length at which ascents end: prices no longer move."""
+
+NARROW_EVERY = 20
+"""Ascents after which the stages that no plan below the cutoff uses are dropped."""
+
 SPLIT_SHARE = 0.2
 """An interval whose width makes up this share of the gap between bound and cutoff is split before it is branched on:
 that raises its bound for less."""
+
+PROBE = 2_000_000
+"""Stages that the search for a plan at an interval's low end may look at: 0.01 s of work."""
 
 EFFORT, MORE_EFFORT, MORE_SHARE = 10_000_000, 100_000_000, 0.1
 """Stages that one branching may look at: 0.05 s of work. Past it the bound is what was proved until then; more are
 looked at in an interval so narrow that its width makes up only this share of the gap that is left."""
 
-PROGRAM_STAGES, PROGRAM_LAYERS, PROGRAM_SECONDS = 600, 64, 1.0
-"""Where so few stages and layers are left, an integer program takes over from branching, and for how long at most. With
-many types it often takes a hundredth of a second; with many layers its linear programs are slow."""
+PROGRAM_STAGES, PROGRAM_SECONDS = 600, 1.0
+"""Where so few stages are left, an integer program takes over from branching, and for how long at most. Its cutting
+planes close in a hundredth of a second to one what branching does not: many limits that are tight at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +134,11 @@ def tighten(problem: Problem, interval: Interval, cutoff: Callable[[], float]) -
                 bounded = step
             else:
                 yield step
-    if (
-        bounded.bound < cutoff()
-        and (not bounded.fits or bounded.path.own >= cutoff())
-        and not _splits_well(bounded, cutoff())
-    ):
-        bounded, placement = _branch(problem, bounded, cutoff())
+    if bounded.bound < cutoff() and (not bounded.fits or bounded.path.own >= cutoff()):
+        if _splits_well(bounded, cutoff()):
+            placement = _probe(bounded.interval, cutoff())
+        else:
+            bounded, placement = _branch(problem, bounded, cutoff())
         if placement is not None:
             yield placement
     yield bounded
@@ -144,8 +152,10 @@ def _bounded(problem: Problem, interval: Interval, path: Path) -> Bounded:
 def _splits_well(bounded: Bounded, cutoff: float) -> bool:
     """True if the gap to the cutoff comes from the interval's width rather than from limits: see `SPLIT_SHARE`."""
     path, high = bounded.path, bounded.interval.high
-    if math.isinf(cutoff) or (math.isinf(high) and not bounded.fits):
+    if math.isinf(cutoff):
         return False
+    if math.isinf(high):
+        return True
     width = path.rate / min(path.reached, high) / path.own - 1
     return width > SPLIT_SHARE * (cutoff / bounded.bound - 1)
 
@@ -153,21 +163,26 @@ def _splits_well(bounded: Bounded, cutoff: float) -> bool:
 def _raise_prices(problem: Problem, start: Bounded, cutoff: Callable[[], float]) -> Iterator[Placements | Bounded]:
     """Subgradient ascent on the prices of the limits, along a running average of the slopes; keeps the best bound."""
     limits = np.array([*problem.limit, problem.max_rate])
-    best, path, prices = start, start.path, start.interval.prices
+    best, path, prices, graph = start, start.path, start.interval.prices, start.interval.graph
     direction = np.zeros_like(prices)
     scale, stalled = 1.0, 0
-    for _ in range(ASCENTS if prices.any() else FIRST_ASCENTS):
+    for step in range(1, (ASCENTS if prices.any() else FIRST_ASCENTS) + 1):
         slope = excess(problem, path)
         direction = FRESH * slope + (1 - FRESH) * direction
         direction = np.where((prices <= 0) & (direction < 0) | np.isinf(limits), 0.0, direction)
-        if best.bound >= cutoff() or not direction.any():
+        if best.bound >= cutoff() or not direction.any() or scale < LEAST_SCALE:
             break
         target = cutoff() if math.isfinite(cutoff()) else 1.3 * max(best.bound, path.bound)
-        step = scale * max(target - path.bound, 1e-4 * target) / float(direction @ direction)
-        # The slope is in multiples of the limit, so the price of one unit moves by step / limit.
-        prices = np.where(np.isinf(limits), 0.0, np.maximum(0.0, prices + step * direction / limits))
-        interval = replace(start.interval, prices=prices)
+        stride = scale * max(target - path.bound, 1e-4 * target) / float(direction @ direction)
+        # The slope is in multiples of the limit, so the price of one unit moves by stride / limit.
+        prices = np.where(np.isinf(limits), 0.0, np.maximum(0.0, prices + stride * direction / limits))
+        if step % NARROW_EVERY == 0:
+            graph = best.interval.narrowed(cutoff()).graph
+        interval = replace(start.interval, prices=prices, graph=graph)
         path = interval.relax()
+        if not math.isfinite(path.bound):
+            best = replace(best, interval=interval, bound=cutoff())
+            break
         yield path.placement
         if path.bound > best.bound:
             best = _bounded(problem, interval, path)
@@ -179,12 +194,22 @@ def _raise_prices(problem: Problem, start: Bounded, cutoff: Callable[[], float])
     yield best
 
 
+def _probe(interval: Interval, cutoff: float) -> Placements | None:
+    """A path below the cutoff that keeps all limits at the low end, where no width blurs what is cheap, if found.
+
+    Where limits bind, cheapest paths break them; a good plan known early spares most of the later intervals.
+    """
+    point = replace(interval, high=interval.low).narrowed(cutoff)
+    found = point.branch(cutoff, PROBE)
+    return found.placement if len(found.placement) else None
+
+
 def _branch(problem: Problem, start: Bounded, cutoff: float) -> tuple[Bounded, Placements | None]:
     """The interval with its bound raised by branching, or by a program; and the cheapest path that keeps all limits."""
     interval = start.interval.narrowed(cutoff)
     found = interval.branch(cutoff, EFFORT)
     bound = max(start.bound, found.bound)
-    short = interval.graph.size <= PROGRAM_STAGES and problem.layers <= PROGRAM_LAYERS
+    short = interval.graph.size <= PROGRAM_STAGES
     if not found.complete and short and math.isfinite(cutoff) and math.isfinite(interval.high):
         answer = solve(
             problem, interval.graph, interval.low, interval.high, max_stages=interval.stages, cutoff=cutoff,

@@ -17,13 +17,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heterps._native import Graph
 from heterps.errors import InvalidInput
 from heterps.schedule.methods.bounding import Bounded, Interval, tighten
 from heterps.schedule.methods.reach import Unproved, within_reach
-from heterps.schedule.neighbours import neighbours
 from heterps.schedule.objective import Objective, Scores
 from heterps.schedule.problem import Placements, Problem
 from heterps.schedule.search import Settings
@@ -31,9 +29,6 @@ from heterps.units import SECONDS_PER_HOUR
 
 GAP = 5e-7
 """Relative gap at which an interval is closed: half of what a plan may have to be called optimal."""
-
-CLIMB = 2e-3
-"""Relative gain below which a climb from a better placement waits for the next interval."""
 
 NEXT_STEP = 1 + 2e-9
 """Where the next step of the staircase starts, relative to the end of one: just past the slack of unit counts."""
@@ -50,17 +45,13 @@ class Exact:
         self.problem: Problem = objective.problem
         self.proved = 0.0
         self._best = math.inf
-        self._best_placement: NDArray[np.int32] | None = None
-        self._climbed: NDArray[np.int32] | None = None
         self._seen: set[bytes] = set()
         self._deadline = time.perf_counter() + settings.seconds
         self._steps = self._fastest() if self.problem.goal.fastest else self._cheapest()
 
     def propose(self) -> Placements:
-        """What an interval's bound suggests, or the neighbours of the best; empty when all intervals are closed."""
+        """What an interval's bound suggests; empty when all intervals are closed."""
         for step in self._steps:
-            if step.ndim == 2:
-                return step
             key = step.tobytes()
             if key not in self._seen:
                 self._seen.add(key)
@@ -68,10 +59,8 @@ class Exact:
         return np.empty((0, self.problem.layers), dtype=np.int32)
 
     def feedback(self, placements: Placements, scores: Scores) -> None:
-        """Keeps the best value, which closes intervals, and its placement, whose neighbours may be tried."""
-        first = int(np.argmin(scores.value))
-        if scores.value[first] < self._best:
-            self._best, self._best_placement = float(scores.value[first]), placements[first].copy()
+        """Keeps the best value, which closes intervals."""
+        self._best = min(self._best, float(scores.value.min()))
 
     @property
     def cutoff(self) -> float:
@@ -80,19 +69,6 @@ class Exact:
 
     def _cutoff(self) -> float:
         return self._best * SECONDS_PER_HOUR * (1 - GAP)
-
-    def _climb(self) -> Iterator[Placements]:
-        """Neighbours of the best placement, again from a better one while that gains `CLIMB` at least.
-
-        Where limits bind, cheapest paths break them, and good plans are found by such moves earlier than by bounds.
-        """
-        while self._best_placement is not None and self._best_placement is not self._climbed:
-            self._climbed, before = self._best_placement, self._best
-            batch = neighbours(self._climbed, self.problem.runnable)
-            if len(batch):
-                yield batch
-            if self._best > before * (1 - CLIMB):
-                return
 
     def _late(self) -> bool:
         return time.perf_counter() > self._deadline
@@ -150,8 +126,6 @@ class Exact:
                 else:
                     yield step
             assert result is not None
-            if not result.fits and result.bound < self._cutoff() * fill:
-                yield from self._climb()
             cutoff = self._cutoff()
             bound = max(bound, result.bound / fill)
             # What was proved up to the cutoff times `fill` may fall short of the cutoff by a rounding.
@@ -161,7 +135,8 @@ class Exact:
                 continue
             for part in _split(result.interval.narrowed(cutoff * fill), result):
                 heapq.heappush(heap, (bound, next(order), part))
-        self.proved = min(closed / SECONDS_PER_HOUR, self._best)
+        # Stages of plans that cost the cutoff or more were dropped, so nothing is proved above it.
+        self.proved = min(closed, self._cutoff()) / SECONDS_PER_HOUR
 
     def _fastest(self) -> Iterator[Placements]:
         """The highest throughput that limits allow; if that costs too much, the intervals below it are split, the one

@@ -42,7 +42,7 @@ SAFETY = 5e-9
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """Lower bound on the cost of every path (infinite: none keeps the limits); the best path found, if any."""
+    """Lower bound on the cost of every path, at most the cutoff (infinite: no path at all); the best path, if any."""
 
     bound: float
     placement: NDArray[np.int32] | None = None
@@ -82,11 +82,13 @@ def solve(
 
     cost = np.append(price[kind] * spent, [server_price / high] if program.served else [])
     unit = SCALE / cutoff
+    # What costs more is not looked for: where nothing costs less, that is often plain before any branching.
+    program.add(None, cost[: len(stages)] * unit, -np.inf, SCALE * (1 + SLACK), whole=cost[-1] * unit)
     bound = 0.0
     for _ in range(TRIES):
         result = program.minimise(cost * unit, seconds)
         if result.status == INFEASIBLE:
-            return Solved(math.inf)
+            return Solved(cutoff)
         bound = max(bound, (result.mip_dual_bound or 0.0) / unit * (1 - SAFETY))
         if result.x is None or bound >= cutoff:
             break
