@@ -15,6 +15,7 @@ from heterps.errors import InvalidInput
 from heterps.models import Bags, Chain, run_layer
 from heterps.models.batch import Batch
 from heterps.models.layer import SparseEmbedding
+from heterps.runtime import adam
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.rows import DistinctRows, Lookup, Rows
 from heterps.runtime.threads import threads_for, use_for_simple_operations
@@ -236,7 +237,7 @@ class Stage:
             if scale != 1.0:
                 torch._foreach_mul_(self.grads(), scale)
             with _unsafe_preserve_version_counter(self._keep) if self._keep else nullcontext():
-                self.optimizer.step()
+                adam.step(self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)
         for rows in self.rows:
             rows.push(step.number)
