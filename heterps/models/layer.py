@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from heterps.errors import InvalidInput
 from heterps.models.batch import Bags, Value
+from heterps.models.joined import joined, joined_linear
 
 
 class Layer(nn.Module):
@@ -221,29 +221,6 @@ def starts_with_linear(module: object) -> bool:
 
 def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
-def joined_linear(linear: nn.Linear, values: Sequence[Tensor]) -> Tensor:
-    """A linear layer of tensors side by side, without putting them there: the sum of its parts."""
-    first = 0
-    result: Tensor | None = linear.bias
-    for value in values:
-        flat = value.reshape(len(value), -1)
-        part = linear.weight[:, first : first + flat.shape[1]]
-        first += flat.shape[1]
-        if result is None or result.ndim == 1:
-            result = functional.linear(flat, part, result)
-        else:
-            result = torch.addmm(result, flat, part.t())
-    if first != linear.in_features or result is None:
-        raise InvalidInput(f"the tensors read have {first} features together, the layer takes {linear.in_features}")
-    return result
-
-
-def joined(values: Sequence[Tensor]) -> Tensor:
-    """The tensors flattened to [B, features] and put side by side; a single one is not copied."""
-    flat = [value.reshape(len(value), -1) for value in values]
-    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
 
 
 def _names(layer: str, what: str, names: str | Sequence[str]) -> tuple[str, ...]:

@@ -97,6 +97,11 @@ class HostRows:
         self._look_ahead = look_ahead
         self._steps: dict[int, _Step] = {}
 
+    @property
+    def copies(self) -> bool:
+        """Whether rows are pulled into memory of their own."""
+        return isinstance(self._shared.table, SparseTable)
+
     def prepare(self, step: int, batch: Mapping[str, Value]) -> Tensor | Callable[[], Tensor] | None:
         """Looks the ids up. Rows of servers are pulled here and now, where staleness leaves the time for it.
 

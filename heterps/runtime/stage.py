@@ -14,10 +14,11 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from heterps.errors import InvalidInput
 from heterps.models import Bags, Chain, run_layer
 from heterps.models.batch import Batch
+from heterps.models.joined import spend
 from heterps.models.layer import SparseEmbedding
 from heterps.runtime import adam
 from heterps.runtime.placement import StageSpec
-from heterps.runtime.rows import DistinctRows, Lookup, Rows
+from heterps.runtime.rows import DistinctRows, HostRows, Lookup, Rows
 from heterps.runtime.threads import threads_for, use_for_simple_operations
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -115,11 +116,15 @@ class Stage:
         }
         trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         self.optimizer = optimizer(trained) if trained else None
+        self._trained = tuple(trained)
         for parameter in trained:
             parameter.grad = None  # of a backward before the run
-        self._keep = tuple(trained) if keep_weights_version else ()
+        self._keep = self._trained if keep_weights_version else ()
         self._in_place = {
             layer.name for layer in self.layers if any(getattr(module, "inplace", False) for module in layer.modules())
+        }
+        self._spent = {
+            layer.name for layer in self.layers if isinstance(layer, SparseEmbedding) and self._is_spent(layer, chain)
         }
         self._writer_of = {tensor: layer.name for layer in self.layers for tensor in layer.writes}
         self.device_s, self.device_steps = 0.0, 0
@@ -128,6 +133,13 @@ class Stage:
         self._loss_sum: Tensor | None = None
         self._shares_out = spec.device.type == "cpu" and spec.threads > 1 and precision == torch.float32
         self._simple_threads = 0  # not known yet
+
+    def _is_spent(self, layer: SparseEmbedding, chain: Chain) -> bool:
+        """Whether the rows of a layer are a copy that one layer reads here, and nobody afterwards."""
+        readers = sum(other.reads.count(layer.writes[0]) for other in chain.layers)
+        rows = self._rows_of[layer.name]
+        own = isinstance(rows, HostRows) and rows.copies and self.spec.device.type == "cpu"
+        return own and readers == 1 and layer.writes[0] not in self.outgoing and self._precision == torch.float32
 
     @property
     def scores(self) -> bool:
@@ -188,7 +200,8 @@ class Stage:
         with self._autocast():
             for layer in self.layers:
                 if isinstance(layer, SparseEmbedding):
-                    values.update(layer.written(rows_of(layer)))
+                    rows = rows_of(layer)
+                    values.update(layer.written(spend(rows) if layer.name in self._spent else rows))
                 else:
                     if layer.name in self._in_place:
                         values.update({name: _writable(values[name]) for name in layer.reads})
@@ -238,7 +251,8 @@ class Stage:
                 torch._foreach_mul_(self.grads(), scale)
             with _unsafe_preserve_version_counter(self._keep) if self._keep else nullcontext():
                 adam.step(self.optimizer)
-            self.optimizer.zero_grad(set_to_none=True)
+            for parameter in self._trained:  # as `zero_grad`, which takes longer
+                parameter.grad = None
         for rows in self.rows:
             rows.push(step.number)
         loss, self._loss_sum = self._loss_sum, None

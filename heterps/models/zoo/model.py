@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from heterps.documents import Document
 from heterps.models.batch import Batch
-from heterps.models.layer import Layer, SparseEmbedding, joined_linear
+from heterps.models.joined import joined_linear
+from heterps.models.layer import Layer, SparseEmbedding
 
 Count = Annotated[int, Field(ge=1, description="a whole number of 1 or more")]
 CountOrNone = Annotated[int, Field(ge=0, description="a whole number of 0 or more; 0 for none")]
