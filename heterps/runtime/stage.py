@@ -100,11 +100,7 @@ class Stage:
         self.loss = chain.loss
         self._score, self._label = chain.score, chain.label
         self._on_score = on_score if self._writes(chain.score) and chain.label in chain.inputs else None
-        reads = set(chain.read_by(spec.first, spec.last)) | ({chain.label} if self._on_score else set())
-        self.reads = tuple(name for name in chain.inputs if name in reads)
-        ids = {name for layer in self.layers if isinstance(layer, SparseEmbedding) for name in layer.reads}
-        others = {name for layer in self.layers if not isinstance(layer, SparseEmbedding) for name in layer.reads}
-        self._tensors = tuple(name for name in self.reads if name not in ids or name in others or name == self._label)
+        self.reads, self._tensors = self._inputs(chain)
         self.rows = rows
         self._rows_of = {layer.name: some for some in rows for layer in some.layers}
         self._precision = precision
@@ -133,6 +129,14 @@ class Stage:
         self._loss_sum: Tensor | None = None
         self._shares_out = spec.device.type == "cpu" and spec.threads > 1 and precision == torch.float32
         self._simple_threads = 0  # not known yet
+
+    def _inputs(self, chain: Chain) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What of a batch the stage reads, and what of that it needs as tensors on its device: not ids alone."""
+        reads = set(chain.read_by(self.spec.first, self.spec.last)) | ({chain.label} if self._on_score else set())
+        ordered = tuple(name for name in chain.inputs if name in reads)
+        ids = {name for layer in self.layers if isinstance(layer, SparseEmbedding) for name in layer.reads}
+        others = {name for layer in self.layers if not isinstance(layer, SparseEmbedding) for name in layer.reads}
+        return ordered, tuple(name for name in ordered if name not in ids or name in others or name == self._label)
 
     def _is_spent(self, layer: SparseEmbedding, chain: Chain) -> bool:
         """Whether the rows of a layer are a copy that one layer reads here, and nobody afterwards."""
