@@ -61,9 +61,19 @@ HETERPS_INLINE void fetch_row(const Distinct& call, std::size_t u, const RowView
   __builtin_prefetch(rows.state(slot));   // for the push that follows
 }
 
+// Hashes come first, in vectors. Counts of one lane in a row would wait for each other, so each lane has four.
+void share(const std::int64_t* ids, std::size_t count, std::size_t lanes, std::uint16_t* lane, std::uint32_t* counts) {
+  for (std::size_t i = 0; i < count; ++i) lane[i] = static_cast<std::uint16_t>(lane_of(ids[i], lanes));
+  for (std::size_t i = 0; i < count; ++i) ++counts[4 * lane[i] + i % 4];
+  for (std::size_t l = 0; l < lanes; ++l) {
+    const std::uint32_t* four = counts + 4 * l;
+    counts[l] = four[0] + four[1] + four[2] + four[3];
+  }
+}
+
 // Whether an id is new is as good as random, so nothing here branches on it: the id is written where a new one would
 // stand, an empty entry of the table is read as that place, and all is overwritten by the next id if it was not new.
-template <int kDim, bool kAll>
+template <int kDim, bool kAll, bool kRepeats>
 HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting,
                                 const RowView& rows, int width) {
   const std::size_t found = call.distinct - waiting, fetch = begin + (found < end - begin ? found : end - begin);
@@ -71,23 +81,25 @@ HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t e
   const std::size_t mask = (std::size_t{1} << call.table_bits) - 1;
   std::uint32_t distinct = static_cast<std::uint32_t>(call.distinct);
   std::size_t repeats = call.repeats;
+  const std::int64_t* const asked = call.ids;
   std::int64_t* const ids = call.id;
-  std::uint32_t* const table = call.table;
-  const bool far = call.table_bits > 17;   // too large for the nearest caches: what comes is fetched ahead
+  std::uint32_t *const table = call.table, *const numbers = call.number, *const first = call.first;
+  std::uint32_t *const repeat_position = call.repeat_position, *const repeat_number = call.repeat_number;
+  const std::size_t count = call.count;
+  const bool far = call.table_bits > 16;   // too large for the nearest caches: what comes is fetched ahead
   // Mixes well enough here: long chains cost time, never truth.
   const auto entry = [&](std::int64_t id) -> std::size_t {
     return (static_cast<std::uint64_t>(id) ^ static_cast<std::uint64_t>(id) >> 32) * kGolden >> shift;
   };
   for (std::size_t i = begin; i < end; ++i) {
-    const std::uint32_t p = kAll ? static_cast<std::uint32_t>(i) : call.position[i];
-    const std::int64_t id = call.ids[p];
+    const std::uint32_t p = kAll || !kRepeats ? static_cast<std::uint32_t>(i) : call.position[i];
+    const std::int64_t id = asked[i];
     std::size_t at = entry(id);
     if (i < fetch) fetch_row<kDim>(call, waiting + i - begin, rows, width);
-    if (far && i + 2 * kAhead < call.count) {
-      const auto later = [&](std::size_t k) { return call.ids[kAll ? k : call.position[k]]; };
-      __builtin_prefetch(table + entry(later(i + 2 * kAhead)), 1);
-      const std::uint32_t there = table[entry(later(i + kAhead))];
-      if (there < distinct) __builtin_prefetch(ids + there);
+    if (far && i + 2 * kAhead < count) {
+      __builtin_prefetch(table + entry(asked[i + 2 * kAhead]), 1);
+      const std::uint32_t there = table[entry(asked[i + kAhead])];
+      __builtin_prefetch(ids + (there < distinct ? there : distinct));
     }
     ids[distinct] = id;
     std::uint32_t number = table[at] < distinct ? table[at] : distinct;
@@ -97,10 +109,12 @@ HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t e
     }
     const bool fresh = number == distinct;
     table[at] = number;
-    call.number[i] = number;
-    call.first[distinct] = p;
-    call.repeat_position[repeats] = p;
-    call.repeat_number[repeats] = number;
+    numbers[i] = number;
+    if constexpr (kRepeats) {
+      first[distinct] = p;
+      repeat_position[repeats] = p;
+      repeat_number[repeats] = number;
+    }
     distinct += fresh;
     repeats += !fresh;
   }
@@ -110,10 +124,12 @@ HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t e
 
 template <int kDim>
 void number(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting, const RowView& rows, int dim) {
-  if (call.position == nullptr) {
-    number_some<kDim, true>(call, begin, end, waiting, rows, dim);
+  if (call.first == nullptr) {
+    number_some<kDim, false, false>(call, begin, end, waiting, rows, dim);
+  } else if (call.position == nullptr) {
+    number_some<kDim, true, true>(call, begin, end, waiting, rows, dim);
   } else {
-    number_some<kDim, false>(call, begin, end, waiting, rows, dim);
+    number_some<kDim, false, true>(call, begin, end, waiting, rows, dim);
   }
 }
 
@@ -451,7 +467,8 @@ void flat_push(const Rule& rule, float* rows, float* state, const std::uint32_t*
 
 template <int kDim>
 Kernels of_width(Kind kind) {
-  Kernels out{number<kDim>, fetch, probe, gather<kDim>, copy<kDim>, copy_distinct<kDim>, nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
+  Kernels out{share, number<kDim>, fetch, probe, gather<kDim>, copy<kDim>, copy_distinct<kDim>, nullptr, pool<kDim>,
+              flat_pull<kDim>, flat_push<kDim>};
   switch (kind) {
     case Kind::sgd: out.update = apply<Kind::sgd, kDim>; break;
     case Kind::momentum: out.update = apply<Kind::momentum, kDim>; break;

@@ -19,13 +19,13 @@ struct Rule {
 // The ids of one call that belong to one lane, and the distinct ones among them, numbered as they first occur. All
 // arrays have room for `count`, and one.
 struct Distinct {
-  const std::int64_t* ids;
-  const std::uint32_t* position;   // of the lane's ids in the call, ascending; null: all of them
+  const std::int64_t* ids;         // the lane's ids, side by side
+  const std::uint32_t* position;   // of them in the call, ascending; null: they are all of the call's
   std::size_t count;               // of the lane's ids
   std::uint32_t* number;           // for each of the lane's ids the number of its distinct one
   std::int64_t* id;                // of each distinct id: itself, its slot and where it first occurs
   std::uint32_t* slot;
-  std::uint32_t* first;
+  std::uint32_t* first;            // null if neither this nor what follows on repeats is asked for
   std::size_t distinct;
   std::uint32_t* repeat_position;  // ids that occur again: where, and their numbers
   std::uint32_t* repeat_number;
@@ -54,6 +54,8 @@ struct Gradients {
 };
 
 struct Kernels {
+  // Which of so many lanes each id belongs to, and how many each gets: `counts` is zeros, four for each lane.
+  void (*share)(const std::int64_t* ids, std::size_t count, std::size_t lanes, std::uint16_t* lane, std::uint32_t* counts);
   // A call is worked on in blocks, and what the next step of a block will read is fetched during one of another block.
   // Numbers the lane's ids from `begin` to `end`, after those before; fetches the rows of the distinct ids from number
   // `waiting` on that were there before.

@@ -202,14 +202,16 @@ void Lane::resolve(Distinct& call, Access access, Now now, float* out) {
   if (access == Access::pull) hits_ += call.count - misses_;
 }
 
-void Lane::update(const Rule& rule, const Distinct& call, const Gradients& gradients) {
-  if (saving_ || watching_) {
-    for (std::size_t u = 0; u < call.distinct; ++u) {
-      if (call.slot[u] == kNoSlot) continue;
-      protect(call.id[u], call.slot[u]);
-      note(call.slot[u]);
-    }
+void Lane::note(const Distinct& call) {
+  if (!watched()) return;
+  for (std::size_t u = 0; u < call.distinct; ++u) {
+    if (call.slot[u] == kNoSlot) continue;
+    protect(call.id[u], call.slot[u]);
+    note(call.slot[u]);
   }
+}
+
+void Lane::update(const Rule& rule, const Distinct& call, const Gradients& gradients) const {
   kernels_.update(rule, call, gradients, rows_.view(), config_.dim);
 }
 

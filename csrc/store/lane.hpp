@@ -57,8 +57,11 @@ class Lane {
   void read(std::int64_t id, float* weights, float* state) const;
   // First value of an id without a row.
   void first_value(std::int64_t id, float* row) const;
-  // Updates rows by their gradients.
-  void update(const Rule& rule, const Distinct& call, const Gradients& gradients);
+  // Updates rows by their gradients; they were noted. Threads may do this with different rows.
+  void update(const Rule& rule, const Distinct& call, const Gradients& gradients) const;
+  // Rows are about to be updated: for snapshots.
+  void note(const Distinct& call);
+  bool watched() const { return saving_ || watching_; }
   const float* weights(std::uint32_t slot) const { return rows_.weights(slot); }
 
   std::uint32_t count(std::int64_t id, Now now);

@@ -1,8 +1,13 @@
 // Memory for tables: cache-line aligned, in huge pages where blocks are large.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <future>
+#include <new>
+#include <utility>
+#include <vector>
 
 namespace heterps::store {
 
@@ -22,5 +27,44 @@ void release_later(void* memory, std::size_t size);
 std::size_t lookahead(std::size_t used) noexcept;
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+// A vector's memory from `allocate`, for what calls work in; what resize adds is not set to anything.
+template <typename T>
+struct Allocator {
+  using value_type = T;
+
+  Allocator() = default;
+  template <typename U>
+  Allocator(const Allocator<U>&) {}
+
+  T* allocate(std::size_t count) {
+    const std::size_t size = count * sizeof(T) + kRoom;
+    return reinterpret_cast<T*>(static_cast<char*>(store::allocate(size)) + (size < kHugePage ? 0 : offset()));
+  }
+  void deallocate(T* memory, std::size_t count) noexcept {
+    const std::size_t size = count * sizeof(T) + kRoom;
+    const auto at = reinterpret_cast<std::uintptr_t>(memory);
+    release(reinterpret_cast<void*>(size < kHugePage ? at : at / kHugePage * kHugePage), size);
+  }
+  template <typename U>
+  void construct(U*) noexcept {}
+  template <typename U, typename... Args>
+  void construct(U* at, Args&&... args) {
+    new (at) U(std::forward<Args>(args)...);
+  }
+  bool operator==(const Allocator&) const { return true; }
+
+ private:
+  // Arrays that are read side by side must not all begin at the same place of a page, or they displace each other from
+  // the caches: each begins a page and a line later than the last.
+  static constexpr std::size_t kTurns = 31, kOffset = 4096 + 64, kRoom = kTurns * kOffset;
+  static std::size_t offset() {
+    static std::atomic<std::size_t> turn = 0;
+    return turn++ % kTurns * kOffset;
+  }
+};
+
+template <typename T>
+using Scrap = std::vector<T, Allocator<T>>;
 
 }  // namespace heterps::store

@@ -26,7 +26,7 @@ bool wait_awake(Condition&& holds) {
 
 }  // namespace
 
-Pool::Pool(int threads) {
+Pool::Pool(int threads) : next_(threads) {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { serve(i); });
 }
 
@@ -40,8 +40,12 @@ Pool::~Pool() {
 }
 
 void Pool::attempt(int number) {
+  const int threads = static_cast<int>(next_.size());
   try {
-    (*work_)(number);
+    for (int other = number; other < number + threads; ++other) {
+      const int whose = other % threads, end = pieces_ * (whose + 1) / threads;
+      for (int piece; (piece = next_[whose].piece++) < end;) (*work_)(piece);
+    }
   } catch (...) {
     const std::lock_guard lock(mutex_);
     if (!error_) error_ = std::current_exception();
@@ -64,11 +68,16 @@ void Pool::serve(int number) {
   }
 }
 
-void Pool::run(const std::function<void(int)>& work) {
-  if (workers_.empty()) return work(0);
+void Pool::run(int pieces, const std::function<void(int)>& work) {
+  if (workers_.empty()) {
+    for (int piece = 0; piece < pieces; ++piece) work(piece);
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     work_ = &work;
+    pieces_ = pieces;
+    for (std::size_t t = 0; t < next_.size(); ++t) next_[t].piece = static_cast<int>(pieces * t / next_.size());
     running_ = static_cast<int>(workers_.size());
     error_ = nullptr;
     ++round_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "hash.hpp"
 #include "numbering.hpp"
@@ -9,43 +10,65 @@
 namespace heterps::store {
 
 Table::Table(const Config& config, int threads)
-    : config_(config), pool_(threads), kernels_(kernels(config.dim, config.rule.kind)), scratches_(threads), spread_(threads),
-      counts_(threads, std::vector<std::size_t>(threads)) {
+    : config_(config), pool_(threads), kernels_(kernels(config.dim, config.rule.kind)), scratches_(threads),
+      ends_(threads) {
   for (int i = 0; i < threads; ++i) lanes_.push_back(std::make_unique<Lane>(config));
-  for (auto& lists : spread_) lists.resize(threads);
 }
 
-int Table::lane_of(std::int64_t id) const {
-  return static_cast<int>(((spread(id) >> 48) * lanes_.size()) >> 16);
-}
+Lane& Table::lane(std::int64_t id) { return *lanes_[lane_of(id, lanes_.size())]; }
 
-// Positions of each lane's ids, ascending; every thread looks at a stretch of the call.
+// Work for each lane, or for each of as many stretches of a call.
+void Table::each(const std::function<void(int)>& work) { pool_.run(static_cast<int>(lanes_.size()), work); }
+
+// Brings together each lane's ids, in the order of the call.
 void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch) {
   const std::size_t lanes = lanes_.size();
   batch.shares.resize(lanes);
-  batch.ids.resize(count);
-  if (lanes == 1) return;
-  pool_.run([&](int t) {
-    const std::size_t begin = count * t / lanes, end = count * (t + 1) / lanes;
-    auto& lists = spread_[t];
-    std::vector<std::uint32_t*> next(lanes);
-    for (std::size_t l = 0; l < lanes; ++l) {
-      lists[l].resize(std::max(lists[l].size(), end - begin + 1));
-      next[l] = lists[l].data();
+  const bool keeps = !batch.ids.empty();   // what it is known by
+  if (lanes == 1) {
+    batch.shares[0].position = nullptr;
+    batch.shares[0].count = count;
+    if (keeps) std::copy_n(ids, count, batch.ids.data());
+    return;
+  }
+  shared_.resize(std::max(shared_.size(), count));
+  lane_.resize(std::max(lane_.size(), count));
+  batch.position.resize(std::max(batch.position.size(), count));
+  const auto stretch = [&](int t) { return std::pair{count * t / lanes, count * (t + 1) / lanes}; };
+  each([&](int t) {
+    const auto [begin, end] = stretch(t);
+    ends_[t].assign(4 * lanes, 0);
+    kernels_.share(ids + begin, end - begin, lanes, lane_.data() + begin, ends_[t].data());
+    if (keeps) std::copy(ids + begin, ids + end, batch.ids.data() + begin);
+  });
+  std::uint32_t at = 0;
+  for (std::size_t l = 0; l < lanes; ++l) {
+    const std::uint32_t begin = at;
+    for (auto& ends : ends_) at += std::exchange(ends[l], at);
+    batch.shares[l].position = batch.position.data() + begin;
+    batch.shares[l].count = at - begin;
+  }
+  each([&](int t) {
+    const auto [begin, end] = stretch(t);
+    std::uint32_t* const next = ends_[t].data();
+    std::int64_t* const shared = shared_.data();
+    std::uint32_t* const position = batch.position.data();
+    const std::uint16_t* const lane = lane_.data();
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint32_t to = next[lane[i]]++;
+      shared[to] = ids[i];
+      position[to] = static_cast<std::uint32_t>(i);
     }
-    for (std::size_t i = begin; i < end; ++i) *next[lane_of(ids[i])]++ = static_cast<std::uint32_t>(i);
-    std::copy(ids + begin, ids + end, batch.ids.begin() + begin);   // to be remembered
-    for (std::size_t l = 0; l < lanes; ++l) counts_[t][l] = next[l] - lists[l].data();
   });
 }
 
-Distinct Table::Share::view(const std::int64_t* ids, bool all) {
-  return {ids, all ? nullptr : position.data(), count, number.data(), id.data(), slot.data(), first.data(), distinct,
+Distinct Table::Share::view() {
+  return {nullptr, position, count, number.data(), id.data(), slot.data(), first.data(), distinct,
           repeat_position.data(), repeat_number.data(), repeats, nullptr, nullptr, nullptr, 0};
 }
 
 // Room to number `share.count` ids of a lane in.
-Distinct Table::numbering(Share& share, int lane, const std::int64_t* ids, bool all) {
+Distinct Table::numbering(Share& share, int lane, const std::int64_t* ids) {
   Scratch& scratch = scratches_[lane];
   const std::size_t room = share.count + 1;
   for (auto* words : {&share.number, &share.slot, &share.first, &share.repeat_position, &share.repeat_number, &scratch.behind}) {
@@ -53,11 +76,12 @@ Distinct Table::numbering(Share& share, int lane, const std::int64_t* ids, bool 
   }
   if (share.id.size() < room) share.id.resize(room);
   if (scratch.home.size() < room) scratch.home.resize(room);
-  Distinct call = share.view(ids, all);
+  Distinct call = share.view();
+  call.ids = ids;
   call.distinct = call.repeats = 0;
-  // Twice the distinct ids that are to be expected, in steps of powers of two.
+  // Four times the distinct ids that are to be expected, in steps of powers of two: chains cost more than caches.
   call.table_bits = 10;
-  const std::size_t entries = std::max(share.count + share.count / 8, 2 * scratch.distinct);
+  const std::size_t entries = std::max(share.count + share.count / 8, 4 * std::min(share.count, scratch.distinct));
   while (std::size_t{1} << call.table_bits < entries) ++call.table_bits;
   scratch.table.assign(std::size_t{1} << call.table_bits, kNoSlot);
   call.table = scratch.table.data();
@@ -67,20 +91,14 @@ Distinct Table::numbering(Share& share, int lane, const std::int64_t* ids, bool 
 }
 
 void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
-                    std::uint32_t seconds) {
+                    std::uint32_t seconds, bool numbers_only) {
   if (count > kMostSlots) throw std::length_error("a call takes at most 4,294,967,280 ids");
   share_out(ids, count, batch);
-  const bool all = lanes_.size() == 1;
-  pool_.run([&](int l) {
+  each([&](int l) {
     Share& share = batch.shares[l];
-    share.position.clear();
-    if (!all) {
-      for (std::size_t t = 0; t < spread_.size(); ++t) {
-        share.position.insert(share.position.end(), spread_[t][l].begin(), spread_[t][l].begin() + counts_[t][l]);
-      }
-    }
-    share.count = all ? count : share.position.size();
-    Distinct call = numbering(share, l, ids, all);
+    const bool all = share.position == nullptr;
+    Distinct call = numbering(share, l, all ? ids : shared_.data() + (share.position - batch.position.data()));
+    if (numbers_only && !config_.tracks) call.first = nullptr;
     lanes_[l]->resolve(call, access, {steps_, seconds}, out);
     share.distinct = scratches_[l].distinct = call.distinct;
     share.repeats = call.repeats;
@@ -89,12 +107,11 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
 }
 
 void Table::fill_first_values(const std::int64_t* ids, Batch& batch, float* out) {
-  const bool all = lanes_.size() == 1;
-  pool_.run([&](int l) {
+  each([&](int l) {
     const Share& share = batch.shares[l];
     for (std::size_t i = 0; i < share.count; ++i) {
       if (share.slot[share.number[i]] != kNoSlot) continue;
-      const std::size_t p = all ? i : share.position[i];
+      const std::size_t p = share.position == nullptr ? i : share.position[i];
       lanes_[l]->first_value(ids[p], out + p * config_.dim);
     }
   });
@@ -109,12 +126,12 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool cr
   }
   if (Batch* batch = recall(ids, count, true); batch != nullptr) {
     batch->prepared = false;
-    copy_rows(ids, *batch, out);
+    copy_rows(*batch, out);
     return;
   }
   Batch& batch = next_batch(count);
   resolve(ids, count, batch, out, Lane::Access::pull, seconds);
-  remember(ids, count, batch);
+  remember(batch);
 }
 
 void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t seconds) {
@@ -122,44 +139,12 @@ void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t se
   if (config_.tracks) return;   // there a pull is a sight, which counts when it happens
   Batch& batch = next_batch(count);
   resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
-  remember(ids, count, batch);
+  remember(batch);
   batch.prepared = true;
 }
 
-Table::Pulled Table::pull_distinct(const std::int64_t* ids, std::size_t count, std::int32_t* number, float* rows,
-                                   std::uint32_t seconds) {
-  const std::lock_guard lock(mutex_);
-  Batch& batch = next_batch(count);
-  resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
-  const std::size_t lanes = lanes_.size();
-  std::vector<std::size_t> first(lanes + 1);   // number of each lane's first distinct id
-  for (std::size_t l = 0; l < lanes; ++l) first[l + 1] = first[l] + batch.shares[l].distinct;
-  pool_.run([&](int t) {
-    Share& own = batch.shares[t];
-    lanes_[t]->copy_distinct(own.view(ids, lanes == 1), rows + first[t] * config_.dim);
-    if (lanes == 1) {
-      std::copy_n(own.number.data(), count, number);
-      return;
-    }
-    // Numbers are written by stretches of the call, not by lanes, so that no two threads write to one cache line.
-    for (std::size_t l = 0; l < lanes; ++l) {
-      const std::uint32_t* local = batch.shares[l].number.data();
-      for (int earlier = 0; earlier < t; ++earlier) local += counts_[earlier][l];
-      for (std::size_t k = 0; k < counts_[t][l]; ++k) {
-        number[spread_[t][l][k]] = static_cast<std::int32_t>(first[l] + local[k]);
-      }
-    }
-  });
-  batch.ids.clear();
-  batch.number = ++batches_;
-  batch.valid = !config_.tracks;   // there a push is a sight of its own
-  batch.prepared = false;
-  return {first[lanes], batch.number};
-}
-
-void Table::copy_rows(const std::int64_t* ids, Batch& batch, float* out) {
-  const bool all = lanes_.size() == 1;
-  pool_.run([&](int l) { lanes_[l]->copy(batch.shares[l].view(ids, all), out); });
+void Table::copy_rows(Batch& batch, float* out) {
+  each([&](int l) { lanes_[l]->copy(batch.shares[l].view(), out); });
 }
 
 void Table::peek(const std::int64_t* ids, std::size_t count, float* weights, float* state) {
@@ -190,6 +175,7 @@ Table::Batch& Table::next_batch(std::size_t count) {
   if (batch.valid && batch.prepared) remember_more(batch.count);   // it was looked up in vain
   batch.valid = false;
   batch.count = count;
+  batch.ids.resize(count);
   return batch;
 }
 
@@ -198,9 +184,8 @@ void Table::remember_more(std::size_t count) {
   if (most_remembered_ < recent_.size() * count) most_remembered_ += count;
 }
 
-void Table::remember(const std::int64_t* ids, std::size_t count, Batch& batch) {
+void Table::remember(Batch& batch) {
   if (config_.tracks) return;   // there a push is a sight of its own
-  if (lanes_.size() == 1) batch.ids.assign(ids, ids + count);   // or else the threads have copied them
   batch.number = ++batches_;
   batch.valid = true;
   batch.prepared = false;
@@ -227,13 +212,12 @@ bool Table::is_current(const Batch& batch) const {
 
 std::vector<const float*> Table::locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
                                         std::vector<float>& firsts) {
-  const bool all = lanes_.size() == 1;
   std::vector<const float*> rows(count, nullptr);
-  pool_.run([&](int l) {
+  each([&](int l) {
     const Share& share = batch.shares[l];
     for (std::size_t i = 0; i < share.count; ++i) {
       const std::uint32_t slot = share.slot[share.number[i]];
-      if (slot != kNoSlot) rows[all ? i : share.position[i]] = lanes_[l]->weights(slot);
+      if (slot != kNoSlot) rows[share.position == nullptr ? i : share.position[i]] = lanes_[l]->weights(slot);
     }
   });
   if (create) return rows;
@@ -254,10 +238,10 @@ void Table::bag(const std::int64_t* ids, std::size_t count, const std::int64_t* 
   const std::lock_guard lock(mutex_);
   Batch& batch = create ? next_batch(count) : scratch_;
   resolve(ids, count, batch, nullptr, create ? Lane::Access::pull : Lane::Access::peek, seconds);
-  if (create) remember(ids, count, batch);
+  if (create) remember(batch);
   std::vector<float> firsts;
   const std::vector<const float*> rows = locate(ids, count, batch, create, firsts);
-  pool_.run([&](int t) {
+  each([&](int t) {
     const std::size_t begin = bags * t / lanes_.size(), end = bags * (t + 1) / lanes_.size();
     for (std::size_t b = begin; b < end; ++b) {
       const std::size_t from = offsets[b], to = b + 1 < bags ? offsets[b + 1] : count;
@@ -280,7 +264,7 @@ std::size_t Table::shrink(const Shrink& rule, std::uint32_t seconds) {
   std::unique_lock lock(mutex_);
   saved_.wait(lock, [&] { return !saving_; });
   std::vector<std::size_t> dropped(lanes_.size());
-  pool_.run([&](int l) { dropped[l] = lanes_[l]->shrink(rule, {steps_, seconds}); });
+  each([&](int l) { dropped[l] = lanes_[l]->shrink(rule, {steps_, seconds}); });
   std::size_t total = 0;
   for (const std::size_t some : dropped) total += some;
   return total;

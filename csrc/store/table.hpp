@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lane.hpp"
+#include "memory.hpp"
 #include "pool.hpp"
 
 namespace heterps::store {
@@ -83,15 +84,17 @@ class Table {
  private:
   // The ids of a call, resolved: kept for the push that follows a pull of the same ids.
   struct Share {   // of a lane
-    std::vector<std::uint32_t> position, number, slot, first, repeat_position, repeat_number;
-    std::vector<std::int64_t> id;
+    const std::uint32_t* position = nullptr;   // of its ids in the call; null: all of them
+    Scrap<std::uint32_t> number, slot, first, repeat_position, repeat_number;
+    Scrap<std::int64_t> id;
     std::size_t count = 0, distinct = 0, repeats = 0;
     std::uint64_t generation = 0;
 
-    Distinct view(const std::int64_t* ids, bool all);
+    Distinct view();
   };
   struct Batch {
-    std::vector<std::int64_t> ids;   // none if it is known by its number alone
+    Scrap<std::int64_t> ids;       // none if it is known by its number alone
+    Scrap<std::uint32_t> position; // lane by lane, or none if there is but one
     std::vector<Share> shares;
     std::size_t count = 0;         // of ids
     std::uint64_t number = 0;      // grows with each batch
@@ -99,14 +102,14 @@ class Table {
     bool prepared = false;         // and not pulled yet
   };
 
-  int lane_of(std::int64_t id) const;
-  Lane& lane(std::int64_t id) { return *lanes_[lane_of(id)]; }
+  Lane& lane(std::int64_t id);
+  void each(const std::function<void(int)>& work);
+  void each_piece(Batch& batch, const std::function<void(Lane&, const Distinct&, std::size_t)>& work);
   void share_out(const std::int64_t* ids, std::size_t count, Batch& batch);
   void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
-               std::uint32_t seconds);
+               std::uint32_t seconds, bool numbers_only = false);
   Batch& resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
-  void update(const std::int64_t* ids, Batch& batch, const float* grads, const std::uint32_t* row_of,
-              const float* scale, bool summed = false);
+  void update(Batch& batch, const float* grads, const std::uint32_t* row_of, const float* scale);
   void fill_first_values(const std::int64_t* ids, Batch& batch, float* out);
   std::vector<const float*> locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
                                    std::vector<float>& firsts);
@@ -115,9 +118,9 @@ class Table {
   Batch* recall(const std::int64_t* ids, std::size_t count, bool prepared);
   bool is_current(const Batch& batch) const;
   std::vector<Batch*> recall_parts(const std::vector<Part>& parts);
-  Distinct numbering(Share& share, int lane, const std::int64_t* ids, bool all);
-  void copy_rows(const std::int64_t* ids, Batch& batch, float* out);
-  void remember(const std::int64_t* ids, std::size_t count, Batch& batch);
+  Distinct numbering(Share& share, int lane, const std::int64_t* ids);
+  void copy_rows(Batch& batch, float* out);
+  void remember(Batch& batch);
 
   std::mutex mutex_;
   std::condition_variable saved_;
@@ -128,17 +131,19 @@ class Table {
   Kernels kernels_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   struct Scratch {   // of a lane, kept for the next call
-    std::vector<std::uint32_t> table, rank, behind;
-    std::vector<const Bucket*> home;
-    std::vector<float> sums;
-    std::vector<std::int64_t> id;            // of all parts of a push
-    std::vector<std::uint32_t> slot;
-    std::vector<const float*> grad;
+    Scrap<std::uint32_t> table, rank, behind;
+    Scrap<const Bucket*> home;
+    Scrap<float> sums;
+    Scrap<std::int64_t> id;        // of all parts of a push
+    Scrap<std::uint32_t> slot;
+    Scrap<const float*> grad;
     std::size_t distinct = 0;      // of the last call
   };
   std::vector<Scratch> scratches_;
-  std::vector<std::vector<std::vector<std::uint32_t>>> spread_;   // [thread][lane] positions
-  std::vector<std::vector<std::size_t>> counts_;                  // and how many
+  // The ids of a call, lane by lane, and where those of each of its stretches end.
+  Scrap<std::int64_t> shared_;
+  Scrap<std::uint16_t> lane_;                      // of each id
+  std::vector<std::vector<std::uint32_t>> ends_;   // [stretch][lane]
   std::uint32_t steps_ = 0;
   std::array<Batch, 32> recent_;   // as many as clients may pull before they push
   // Ids of pulls that are remembered for their push, 36 bytes each: more of them once pushes show that they are needed.

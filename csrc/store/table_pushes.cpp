@@ -15,44 +15,22 @@ Table::Batch& Table::resolved_for_push(const std::int64_t* ids, std::size_t coun
   return scratch_;
 }
 
-void Table::update(const std::int64_t* ids, Batch& batch, const float* grads, const std::uint32_t* row_of,
-                   const float* scale, bool summed) {
-  const bool all = lanes_.size() == 1;
-  pool_.run([&](int l) {
+void Table::update(Batch& batch, const float* grads, const std::uint32_t* row_of, const float* scale) {
+  each([&](int l) {
     Share& share = batch.shares[l];
     Scratch& scratch = scratches_[l];
     scratch.rank.assign(share.distinct, kNoSlot);
     const std::size_t floats = (share.repeats + 1) * config_.dim;
     if (scratch.sums.size() < floats) scratch.sums.resize(floats);
-    std::size_t first = 0;
-    for (int k = 0; summed && k < l; ++k) first += batch.shares[k].distinct;
-    lanes_[l]->update(config_.rule, share.view(ids, all),
-                      {grads + first * config_.dim, row_of, scale, scratch.rank.data(), scratch.sums.data(), nullptr, summed});
+    lanes_[l]->note(share.view());
+    lanes_[l]->update(config_.rule, share.view(), {grads, row_of, scale, scratch.rank.data(), scratch.sums.data()});
   });
   ++steps_;
 }
 
 void Table::push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
-  update(ids, resolved_for_push(ids, count, seconds), grads, nullptr, nullptr);
-}
-
-void Table::push_distinct(const std::int64_t* ids, std::size_t count, std::uint64_t ticket, const float* grads,
-                          std::size_t distinct, std::uint32_t seconds) {
-  const std::lock_guard lock(mutex_);
-  const auto found = std::find_if(recent_.begin(), recent_.end(), [&](const Batch& batch) {
-    return batch.valid && batch.number == ticket && is_current(batch);
-  });
-  Batch& batch = found != recent_.end() ? *found : scratch_;
-  if (found == recent_.end()) {
-    remember_more(count);
-    resolve(ids, count, batch, nullptr, Lane::Access::push, seconds);
-  }
-  batch.valid = false;
-  std::size_t total = 0;
-  for (const Share& share : batch.shares) total += share.distinct;
-  if (total != distinct) throw std::invalid_argument("not as many gradients as distinct ids");
-  update(ids, batch, grads, nullptr, nullptr, true);
+  update(resolved_for_push(ids, count, seconds), grads, nullptr, nullptr);
 }
 
 // The pulls of all parts, which are then used up; none unless all are remembered and without repeats.
@@ -78,9 +56,10 @@ bool Table::push_parts(const std::vector<Part>& parts) {
   if (pulls.empty()) return false;
   const std::size_t dim = config_.dim;
   scratch_.shares.resize(lanes_.size());
-  pool_.run([&](int l) {
+  each([&](int l) {
     Share& share = scratch_.shares[l];
     Scratch& scratch = scratches_[l];
+    share.position = nullptr;
     share.count = 0;
     for (const Batch* pull : pulls) share.count += pull->shares[l].distinct;
     scratch.id.resize(share.count), scratch.slot.resize(share.count), scratch.grad.resize(share.count);
@@ -90,13 +69,14 @@ bool Table::push_parts(const std::vector<Part>& parts) {
       std::copy_n(own.slot.data(), own.distinct, scratch.slot.data() + at);
       for (std::size_t u = 0; u < own.distinct; ++u) scratch.grad[at++] = parts[k].grads + own.first[u] * dim;
     }
-    Distinct call = numbering(share, l, scratch.id.data(), true);
+    Distinct call = numbering(share, l, scratch.id.data());
     kernels_.number(call, 0, share.count, 0, {}, config_.dim);
     for (std::size_t u = 0; u < call.distinct; ++u) call.slot[u] = scratch.slot[call.first[u]];
     scratch.distinct = call.distinct;
     scratch.rank.assign(call.distinct, kNoSlot);
     const std::size_t floats = (call.repeats + 1) * dim;
     if (scratch.sums.size() < floats) scratch.sums.resize(floats);
+    lanes_[l]->note(call);
     lanes_[l]->update(config_.rule, call,
                       {nullptr, nullptr, nullptr, scratch.rank.data(), scratch.sums.data(), scratch.grad.data()});
   });
@@ -114,7 +94,7 @@ void Table::push_bag(const std::int64_t* ids, std::size_t count, const std::int6
     if (mean) std::fill(scale.begin() + from, scale.begin() + to, 1.0f / static_cast<float>(to - from));
   }
   const std::lock_guard lock(mutex_);
-  update(ids, resolved_for_push(ids, count, seconds), grads, row_of.data(), mean ? scale.data() : nullptr);
+  update(resolved_for_push(ids, count, seconds), grads, row_of.data(), mean ? scale.data() : nullptr);
 }
 
 }  // namespace heterps::store

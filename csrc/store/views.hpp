@@ -22,8 +22,10 @@ HETERPS_INLINE constexpr std::uint64_t mix(std::uint64_t z) {
 
 inline constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15ull;
 
-// Which lane an id belongs to: apart from the hash that spreads ids over shards, and from first values.
-HETERPS_INLINE constexpr std::uint64_t spread(std::int64_t id) { return mix(static_cast<std::uint64_t>(id) + kGolden); }
+// Which of a table's lanes an id belongs to: apart from the hash that spreads ids over shards, and from first values.
+HETERPS_INLINE constexpr std::size_t lane_of(std::int64_t id, std::size_t lanes) {
+  return ((mix(static_cast<std::uint64_t>(id) + kGolden) >> 48) * lanes) >> 16;
+}
 
 // A cache line of the index. Slots are stored plus one, so that zeroed memory is empty. Entries fill from the front, so a
 // bucket with room has an empty last entry.
