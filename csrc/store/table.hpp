@@ -104,7 +104,8 @@ class Table {
 
   Lane& lane(std::int64_t id);
   void each(const std::function<void(int)>& work);
-  void each_piece(Batch& batch, const std::function<void(Lane&, const Distinct&, std::size_t)>& work);
+  void each_piece(Batch& batch, const std::function<void(int, Lane&, const Distinct&, std::size_t)>& work);
+  void write_numbers(const Batch& batch, std::size_t stretch, std::int32_t* number) const;
   void share_out(const std::int64_t* ids, std::size_t count, Batch& batch);
   void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                std::uint32_t seconds, bool numbers_only = false);
