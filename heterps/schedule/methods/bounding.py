@@ -64,6 +64,8 @@ class Interval:
     """What money weighs: 1, or 0 where only the limits are at stake."""
     server_share: float = 1.0
     """Share of the server's price that is charged by the work; the rest is charged for its fewest whole units."""
+    hard: bool = False
+    """True if branching was not enough for an interval that this one is a part of: little of it is tried here."""
 
     @property
     def _multipliers(self) -> Multipliers:
@@ -207,10 +209,11 @@ def _probe(interval: Interval, cutoff: float) -> Placements | None:
 def _branch(problem: Problem, start: Bounded, cutoff: float) -> tuple[Bounded, Placements | None]:
     """The interval with its bound raised by branching, or by a program; and the cheapest path that keeps all limits."""
     interval = start.interval.narrowed(cutoff)
-    found = interval.branch(cutoff, EFFORT)
+    short = interval.graph.size <= PROGRAM_STAGES and math.isfinite(cutoff) and math.isfinite(interval.high)
+    found = interval.branch(cutoff, PROBE if short and interval.hard else EFFORT)
     bound = max(start.bound, found.bound)
-    short = interval.graph.size <= PROGRAM_STAGES
-    if not found.complete and short and math.isfinite(cutoff) and math.isfinite(interval.high):
+    if short and not found.complete:
+        interval = replace(interval, hard=True)
         answer = solve(
             problem, interval.graph, interval.low, interval.high, max_stages=interval.stages, cutoff=cutoff,
             seconds=PROGRAM_SECONDS,
