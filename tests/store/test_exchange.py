@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -73,6 +75,25 @@ def test_a_distinct_push_needs_a_gradient_for_each_row():
     _, ticket = some.pull_distinct(ids, number=number, rows=rows)
     with pytest.raises(ValueError, match="as many gradients"):
         some.push_distinct(ids, np.ones((3, DIM), np.float32), ticket=ticket)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_delta_holds_what_distinct_pushes_changed(threads: int, tmp_path: Path):
+    """With clipping, too, where every thread needs memory of its own."""
+    one, other = table(threads=threads, clip_norm=0.5), table(clip_norm=0.5)
+    rng = np.random.default_rng(threads)
+    for step in range(5):
+        ids = rng.integers(-2000, 2000, 3000)
+        number, rows = np.empty(len(ids), np.int32), np.empty((len(ids), DIM), np.float32)
+        distinct, ticket = one.pull_distinct(ids, number=number, rows=rows)
+        other.pull(ids)
+        grads = rng.integers(-3, 4, (len(ids), DIM)).astype(np.float32)
+        push(one, other, ids, grads, number, distinct, ticket)
+        one.save(tmp_path / str(step), delta=step > 0)
+    loaded, all_ids = table(clip_norm=0.5), np.arange(-2000, 2000)
+    for step in range(5):
+        loaded.load(tmp_path / str(step))
+    np.testing.assert_array_equal(loaded.pull(all_ids, create=False), other.pull(all_ids, create=False))
 
 
 def test_rows_and_state_move_as_they_are():
