@@ -1,0 +1,30 @@
+// What all kernels use. The headers here are compiled once for each instruction set, as parts of kernels.cpp; only
+// views.hpp and intrinsics may be used in them.
+#pragma once
+
+#include <string.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "../kernels.hpp"
+
+namespace heterps::store::HETERPS_ISA {
+
+namespace {
+
+constexpr std::size_t kAhead = 16;   // rows, or buckets, that are fetched ahead of their use
+constexpr std::size_t kLine = 64;
+
+// Before a loop over a row's floats. Without it GCC unrolls short rows to scalars before it looks for vectors.
+#define HETERPS_ROW _Pragma("GCC ivdep") _Pragma("GCC unroll 1")
+
+HETERPS_INLINE void prefetch(const void* at, std::size_t bytes) {
+  const char* line = static_cast<const char*>(at);
+  for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(line + offset, 1);
+  if (bytes % kLine != 0) __builtin_prefetch(line + bytes - 1, 1);   // which may lie on one more line
+}
+
+}  // namespace
+
+}  // namespace heterps::store::HETERPS_ISA

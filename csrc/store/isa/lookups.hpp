@@ -1,0 +1,239 @@
+// From ids to rows: which lane has an id, its number in the call, its slot, a copy of its row.
+#pragma once
+
+#include "common.hpp"
+
+namespace heterps::store::HETERPS_ISA {
+
+namespace {
+
+// Entries of a bucket that hold the id; an empty one may look like id 0, which its slot tells.
+HETERPS_INLINE unsigned matches(const Bucket& bucket, std::int64_t id) {
+#if defined(__AVX512F__)
+  return _mm512_cmpeq_epi64_mask(_mm512_load_si512(&bucket), _mm512_set1_epi64(id)) & 0x1F;
+#elif defined(__AVX2__)
+  const __m256i wanted = _mm256_set1_epi64x(id);
+  const __m256i front = _mm256_load_si256(reinterpret_cast<const __m256i*>(bucket.id));
+  return _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(front, wanted))) |
+         static_cast<unsigned>(bucket.id[4] == id) << 4;
+#else
+  unsigned mask = 0;
+  for (int i = 0; i < Bucket::kEntries; ++i) mask |= static_cast<unsigned>(bucket.id[i] == id) << i;
+  return mask;
+#endif
+}
+
+enum class Probe { found, absent, go_on };
+
+// Looks for an id in one bucket; a full one without it does not say that it is absent.
+HETERPS_INLINE Probe look(const Bucket& bucket, std::int64_t id, std::uint32_t& slot) {
+  for (unsigned mask = matches(bucket, id); mask != 0; mask &= mask - 1) {
+    const std::uint32_t entry = bucket.slot[__builtin_ctz(mask)];
+    if (entry == 0 || entry == kErased + 1) continue;
+    slot = entry - 1;
+    return Probe::found;
+  }
+  return bucket.slot[Bucket::kEntries - 1] == 0 ? Probe::absent : Probe::go_on;
+}
+
+// Fetches the rows of ids that were found last while others are numbered.
+template <int kDim>
+HETERPS_INLINE void fetch_row(const Distinct& call, std::size_t u, const RowView& rows, int width) {
+  const std::uint32_t slot = call.slot[u];
+  if (slot == kNoSlot) return;
+  prefetch(rows.weights(slot), sizeof(float) * (kDim > 0 ? kDim : width));
+  __builtin_prefetch(rows.state(slot));   // for the push that follows
+}
+
+// Hashes come first, in vectors. Counts of one lane in a row would wait for each other, so each lane has four.
+void share(const std::int64_t* ids, std::size_t count, std::size_t lanes, std::uint16_t* lane, std::uint32_t* counts) {
+  for (std::size_t i = 0; i < count; ++i) lane[i] = static_cast<std::uint16_t>(lane_of(ids[i], lanes));
+  for (std::size_t i = 0; i < count; ++i) ++counts[4 * lane[i] + i % 4];
+  for (std::size_t l = 0; l < lanes; ++l) {
+    const std::uint32_t* four = counts + 4 * l;
+    counts[l] = four[0] + four[1] + four[2] + four[3];
+  }
+}
+
+// Whether an id is new is as good as random, so nothing here branches on it: the id is written where a new one would
+// stand, an empty entry of the table is read as that place, and all is overwritten by the next id if it was not new.
+template <int kDim, bool kAll, bool kRepeats>
+HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting,
+                                const RowView& rows, int width) {
+  const std::size_t found = call.distinct - waiting, fetch = begin + (found < end - begin ? found : end - begin);
+  const int shift = 64 - call.table_bits;
+  const std::size_t mask = (std::size_t{1} << call.table_bits) - 1;
+  std::uint32_t distinct = static_cast<std::uint32_t>(call.distinct);
+  std::size_t repeats = call.repeats;
+  const std::int64_t* const asked = call.ids;
+  std::int64_t* const ids = call.id;
+  std::uint32_t *const table = call.table, *const numbers = call.number, *const first = call.first;
+  std::uint32_t *const repeat_position = call.repeat_position, *const repeat_number = call.repeat_number;
+  const std::size_t count = call.count;
+  const bool far = call.table_bits > 16;   // too large for the nearest caches: what comes is fetched ahead
+  // Mixes well enough here: long chains cost time, never truth.
+  const auto entry = [&](std::int64_t id) -> std::size_t {
+    return (static_cast<std::uint64_t>(id) ^ static_cast<std::uint64_t>(id) >> 32) * kGolden >> shift;
+  };
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::uint32_t p = kAll || !kRepeats ? static_cast<std::uint32_t>(i) : call.position[i];
+    const std::int64_t id = asked[i];
+    std::size_t at = entry(id);
+    if (i < fetch) fetch_row<kDim>(call, waiting + i - begin, rows, width);
+    if (far && i + 2 * kAhead < count) {
+      __builtin_prefetch(table + entry(asked[i + 2 * kAhead]), 1);
+      const std::uint32_t there = table[entry(asked[i + kAhead])];
+      __builtin_prefetch(ids + (there < distinct ? there : distinct));
+    }
+    ids[distinct] = id;
+    std::uint32_t number = table[at] < distinct ? table[at] : distinct;
+    while (ids[number] != id) [[unlikely]] {
+      at = (at + 1) & mask;
+      number = table[at] < distinct ? table[at] : distinct;
+    }
+    const bool fresh = number == distinct;
+    table[at] = number;
+    numbers[i] = number;
+    if constexpr (kRepeats) {
+      first[distinct] = p;
+      repeat_position[repeats] = p;
+      repeat_number[repeats] = number;
+    }
+    distinct += fresh;
+    repeats += !fresh;
+  }
+  call.distinct = distinct;
+  call.repeats = repeats;
+}
+
+template <int kDim>
+void number(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting, const RowView& rows, int dim) {
+  if (call.first == nullptr) {
+    number_some<kDim, false, false>(call, begin, end, waiting, rows, dim);
+  } else if (call.position == nullptr) {
+    number_some<kDim, true, true>(call, begin, end, waiting, rows, dim);
+  } else {
+    number_some<kDim, false, true>(call, begin, end, waiting, rows, dim);
+  }
+}
+
+HETERPS_INLINE const Bucket& home_of(const IndexView& index, std::int64_t id) {
+  const std::uint64_t hash = index.place(id);
+  const BucketArray& array = index.array_of(hash);
+  return array.at(array.home(hash));
+}
+
+// Three in ten ids stand behind their home bucket. To wait for the next one would stall the rest, so it is fetched, and
+// looked into when all have been looked for at home.
+void probe(Distinct& call, std::size_t begin, const IndexView& index) {
+  std::uint32_t* const behind = call.behind;
+  std::size_t waits = 0;
+  for (std::size_t u = begin; u < call.distinct; ++u) {
+    const Bucket& bucket = *call.home[u];
+    std::uint32_t slot = kNoSlot;
+    const Probe result = look(bucket, call.id[u], slot);
+    call.slot[u] = slot;
+    behind[waits] = static_cast<std::uint32_t>(u);
+    waits += result == Probe::go_on;
+    if (result == Probe::go_on) __builtin_prefetch(&bucket + 1);   // the next one, but for the last of a chunk
+  }
+  for (std::size_t w = 0; w < waits; ++w) {
+    const std::int64_t id = call.id[behind[w]];
+    const std::uint64_t hash = index.place(id);
+    const BucketArray& array = index.array_of(hash);
+    std::uint32_t slot = kNoSlot, b = array.after(array.home(hash)), step = 1;
+    while (look(array.at(b), id, slot) == Probe::go_on && ++step < array.size) b = array.after(b);
+    call.slot[behind[w]] = slot;
+  }
+}
+
+HETERPS_INLINE void fetch_one(const Distinct& call, std::size_t u, const IndexView& index) {
+  call.home[u] = &home_of(index, call.id[u]);
+  __builtin_prefetch(call.home[u]);
+}
+
+void fetch(const Distinct& call, std::size_t begin, const IndexView& index) {
+  for (std::size_t u = begin; u < call.distinct; ++u) fetch_one(call, u, index);
+}
+
+template <int kDim, bool kAll>
+HETERPS_INLINE void gather_some(const Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting,
+                                const IndexView& index, const RowView& rows, int width, float* out) {
+  const std::size_t dim = kDim > 0 ? kDim : width, count = call.distinct;
+  for (std::size_t i = begin; i < end; ++i) {
+    // Buckets of the ids that will be looked for next are fetched on the way.
+    if (waiting < count) fetch_one(call, waiting++, index);
+    const std::size_t p = kAll ? i : call.position[i];
+    const std::uint32_t slot = call.slot[call.number[i]];
+    if (slot != kNoSlot) [[likely]] {
+      memcpy(out + p * dim, rows.weights(slot), sizeof(float) * dim);
+    } else {
+      memset(out + p * dim, 0, sizeof(float) * dim);
+    }
+  }
+  for (; waiting < count; ++waiting) fetch_one(call, waiting, index);
+}
+
+template <int kDim>
+void gather(const Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting, const IndexView& index,
+            const RowView& rows, int dim, float* out) {
+  if (call.position == nullptr) {
+    gather_some<kDim, true>(call, begin, end, waiting, index, rows, dim, out);
+  } else {
+    gather_some<kDim, false>(call, begin, end, waiting, index, rows, dim, out);
+  }
+}
+
+template <int kDim>
+void copy(const Distinct& call, const RowView& rows, int width, float* out) {
+  const std::size_t dim = kDim > 0 ? kDim : width;
+  for (std::size_t i = 0; i < call.count; ++i) {
+    if (i + kAhead < call.count) {
+      const std::uint32_t later = call.slot[call.number[i + kAhead]];
+      if (later != kNoSlot) prefetch(rows.weights(later), sizeof(float) * dim);
+    }
+    const std::size_t p = call.position == nullptr ? i : call.position[i];
+    const std::uint32_t slot = call.slot[call.number[i]];
+    if (slot != kNoSlot) [[likely]] {
+      memcpy(out + p * dim, rows.weights(slot), sizeof(float) * dim);
+    } else {
+      memset(out + p * dim, 0, sizeof(float) * dim);
+    }
+  }
+}
+
+// Copies a row to memory that is not read soon: past the caches, where rows and addresses are whole cache lines.
+template <int kDim>
+HETERPS_INLINE void copy_past_caches(float* out, const float* row, std::size_t dim) {
+#if defined(__AVX512F__)
+  if constexpr (kDim > 0 && kDim % 16 == 0) {
+    if (reinterpret_cast<std::uintptr_t>(out) % kLine == 0) {
+      for (int j = 0; j < kDim; j += 16) _mm512_stream_ps(out + j, _mm512_loadu_ps(row + j));
+      return;
+    }
+  }
+#endif
+  memcpy(out, row, sizeof(float) * dim);
+}
+
+template <int kDim>
+void copy_distinct(const Distinct& call, const RowView& rows, int width, float* out) {
+  const std::size_t dim = kDim > 0 ? kDim : width;
+  for (std::size_t u = 0; u < call.distinct; ++u) {
+    if (u + kAhead < call.distinct && call.slot[u + kAhead] != kNoSlot) {
+      prefetch(rows.weights(call.slot[u + kAhead]), sizeof(float) * dim);
+    }
+    if (call.slot[u] != kNoSlot) [[likely]] {
+      copy_past_caches<kDim>(out + u * dim, rows.weights(call.slot[u]), dim);
+    } else {
+      memset(out + u * dim, 0, sizeof(float) * dim);
+    }
+  }
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+}  // namespace
+
+}  // namespace heterps::store::HETERPS_ISA
