@@ -195,7 +195,8 @@ void Table::remember(Batch& batch) {
 Table::Batch* Table::recall(const std::int64_t* ids, std::size_t count, bool prepared) {
   Batch* found = nullptr;
   for (Batch& batch : recent_) {
-    if (!batch.valid || batch.prepared != prepared || batch.ids.size() != count) continue;
+    // One that is known by its number alone has a count, but no ids.
+    if (!batch.valid || batch.prepared != prepared || batch.count != count || batch.ids.size() != count) continue;
     if (found != nullptr && found->number < batch.number) continue;
     if (is_current(batch) && std::memcmp(batch.ids.data(), ids, count * sizeof *ids) == 0) found = &batch;
   }

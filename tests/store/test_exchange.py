@@ -78,6 +78,18 @@ def test_a_distinct_push_needs_a_gradient_for_each_row():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
+def test_an_empty_push_is_not_that_of_distinct_rows(threads: int):
+    some, ids = table(threads=threads), np.arange(1000)
+    number, rows = np.empty(1000, np.int32), np.empty((1000, DIM), np.float32)
+    distinct, ticket = some.pull_distinct(ids, number=number, rows=rows)
+    some.push(np.empty(0, np.int64), np.empty((0, DIM), np.float32))
+    assert some.pull(np.empty(0, np.int64)).shape == (0, DIM)
+    np.testing.assert_array_equal(some.pull(ids, create=False), rows[number])
+    some.push_distinct(ids, np.zeros((distinct, DIM), np.float32), ticket=ticket)
+    np.testing.assert_array_equal(some.pull(ids, create=False), rows[number])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
 def test_a_delta_holds_what_distinct_pushes_changed(threads: int, tmp_path: Path):
     """With clipping, too, where every thread needs memory of its own."""
     one, other = table(threads=threads, clip_norm=0.5), table(clip_norm=0.5)
