@@ -77,12 +77,12 @@ class Heterps:
 
     def train(self, spec: dict[str, Any]) -> None:
         """One run that never ends: steps are fed as they are asked for."""
-        import heterps
-        from heterps.models import zoo
-
-        chain = zoo.build("ctrdnn", dim=spec["dim"], hidden=tuple(spec["hidden"]))
         options = {"mode": "async", "staleness": 4} if spec.get("placement") == "cpu+gpu" else {}
         try:
+            import heterps
+            from heterps.models import zoo
+
+            chain = zoo.build("ctrdnn", dim=spec["dim"], hidden=tuple(spec["hidden"]))
             heterps.train(chain, self.feed(), plan=plan(spec, len(chain.layers)), steps=10**9,
                           precision=spec.get("precision", "float32"), recorder=self.recorder, **options)  # fmt: skip
         except BaseException as error:
