@@ -133,7 +133,7 @@ void Index::insert(std::int64_t id, std::uint32_t slot) {
   if (growing()) {
     move_some(kMovedAtInsert);
   } else if (static_cast<double>(filled_ + 1) > kFull * Bucket::kEntries * view_.present.size) {
-    start_growing();
+    start_growing(view_.present.size / kMovedAtInsert + 1);
   }
   ++live_;
   const std::uint64_t hash = view_.place(id);
@@ -145,10 +145,11 @@ void Index::erase(std::int64_t id) {
   --live_;
 }
 
-void Index::start_growing() {
-  // Erased entries go away by being moved: what counts is how many ids there are.
-  const double wanted = static_cast<double>(live_ + 1) * kGrowth / (kFull * Bucket::kEntries);
-  const std::uint32_t size = std::max(kSmallest, static_cast<std::uint32_t>(wanted) + 1);
+void Index::start_growing(std::size_t inserts) {
+  // Erased entries go away by being moved: what counts is how many ids there are, or will be when that is done. After
+  // many were erased these are few against the buckets to be moved.
+  const double ids = std::max(static_cast<double>(live_ + 1) * kGrowth, static_cast<double>(live_ + inserts));
+  const std::uint32_t size = std::max(kSmallest, static_cast<std::uint32_t>(ids / (kFull * Bucket::kEntries)) + 1);
   old_ = std::move(present_);
   view_.old = {old_.data(), view_.present.size};
   present_.assign((size + kChunk - 1) / kChunk, nullptr);
@@ -161,7 +162,7 @@ void Index::start_growing() {
 
 void Index::fit() {
   while (growing()) move_some(kMargin);
-  start_growing();
+  start_growing(0);
   while (growing()) move_some(kMargin);
 }
 

@@ -72,7 +72,7 @@ class Index {
   }
 
   bool growing() const { return view_.old.size > 0; }
-  void start_growing();
+  void start_growing(std::size_t inserts);   // that come before it is done
   void move_some(std::uint32_t buckets);
   void put(const BucketArray& array, std::uint64_t hash, std::int64_t id, std::uint32_t slot);
   void make_chunks(std::uint32_t buckets);       // of the present array, up to so many buckets

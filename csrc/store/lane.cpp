@@ -338,7 +338,12 @@ void Lane::insert(std::int64_t id, const float* weights, const float* state, con
   note(slot);
   std::copy_n(weights, config_.dim, rows_.weights(slot));
   std::copy_n(state, config_.state_floats, rows_.state(slot));
-  if (config_.tracks && life != nullptr) rows_.life(slot) = *life;
+  if (!config_.tracks) return;
+  if (life != nullptr) {
+    rows_.life(slot) = *life;
+  } else {
+    seen(rows_.life(slot));
+  }
 }
 
 void Lane::remove(std::int64_t id) {

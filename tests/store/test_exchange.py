@@ -83,7 +83,7 @@ def test_an_empty_push_is_not_that_of_distinct_rows(threads: int):
     number, rows = np.empty(1000, np.int32), np.empty((1000, DIM), np.float32)
     distinct, ticket = some.pull_distinct(ids, number=number, rows=rows)
     some.push(np.empty(0, np.int64), np.empty((0, DIM), np.float32))
-    assert some.pull(np.empty(0, np.int64)).shape == (0, DIM)
+    assert some.pull(np.empty(0, np.int64), out=np.empty((0, DIM), np.float32)).shape == (0, DIM)
     np.testing.assert_array_equal(some.pull(ids, create=False), rows[number])
     some.push_distinct(ids, np.zeros((distinct, DIM), np.float32), ticket=ticket)
     np.testing.assert_array_equal(some.pull(ids, create=False), rows[number])

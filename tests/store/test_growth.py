@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -322,3 +324,35 @@ def test_a_load_between_pull_and_push(threads: int, tmp_path: Path) -> None:
     other.push(few, np.ones((2, 1), np.float32))
     table.push(few, np.ones((2, 1), np.float32))
     np.testing.assert_array_equal(other.pull(many), table.pull(many))
+
+
+REPLACED = """
+import sys
+import numpy as np
+from heterps.store import SparseTable
+
+way, folder = sys.argv[1:]
+for n in (100, 288, 700, 1500, 2000, 2500, 3700, 9000):
+    old, new = np.arange(n), np.arange(10**6, 10**6 + n)
+    if way == "admission":
+        table = SparseTable(dim=1, optimizer="sgd", admit_after=2)
+        for ids in (old, old, new, new):
+            table.pull(ids)
+    else:
+        table, copy = (SparseTable(dim=1, optimizer="sgd", counts=True) for _ in range(2))
+        table.pull(old)
+        table.save(f"{folder}/whole{n}")
+        table.shrink(min_count=2)
+        table.pull(new)
+        table.save(f"{folder}/delta{n}", delta=True)
+        for name in ("whole", "delta"):
+            copy.load(f"{folder}/{name}{n}")
+        table = copy
+    assert (table.counts(new) == (2 if way == "admission" else 1)).all(), n
+"""
+
+
+@pytest.mark.parametrize("way", ["admission", "delta"])
+def test_all_ids_may_be_replaced_by_others(way: str, tmp_path: Path) -> None:
+    """The index is made anew for few ids while as many as before come in. In a process of its own: once it hung."""
+    subprocess.run([sys.executable, "-c", REPLACED, way, str(tmp_path)], check=True, timeout=120)
