@@ -159,3 +159,14 @@ def test_a_scan_gives_every_row_once_while_others_change():
         some.push(ids, np.ones((40_000, DIM), np.float32))
     assert sorted(found) == ids.tolist()
     np.testing.assert_array_equal(np.stack([found[number] for number in ids.tolist()]), expected)
+
+
+def test_rows_that_are_set_count_as_seen():
+    """Or else a table with expiry would drop them at the next pull."""
+    some, ids = table(expire_steps=3), np.arange(5)
+    for step in range(6):
+        some.pull(np.array([100 + step]))
+        some.push(np.array([100 + step]), np.ones((1, DIM), np.float32))
+    weights, state = some.peek(ids)
+    some.put(ids, np.full_like(weights, 5.0), state)
+    np.testing.assert_array_equal(some.pull(ids), np.full_like(weights, 5.0))
