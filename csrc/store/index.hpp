@@ -40,6 +40,14 @@ class Index {
     if (view_.old.size > 0) each_in(view_.old, from, to, visit);
   }
 
+  // Fetches the bucket that an id will be looked for in.
+  void fetch(std::int64_t id) const {
+    const std::uint64_t hash = view_.place(id);
+    const BucketArray& array = view_.array_of(hash);
+    __builtin_prefetch(&array.at(array.home(hash)), 1);
+  }
+
+  bool growing() const { return view_.old.size > 0; }
   // Goes on with a growth that is under way, by so many buckets: without it one might stop halfway for good.
   void go_on(std::uint32_t buckets) {
     if (growing()) move_some(buckets);
@@ -71,7 +79,6 @@ class Index {
     }
   }
 
-  bool growing() const { return view_.old.size > 0; }
   void start_growing(std::size_t inserts);   // that come before it is done
   void move_some(std::uint32_t buckets);
   void put(const BucketArray& array, std::uint64_t hash, std::int64_t id, std::uint32_t slot);

@@ -50,7 +50,7 @@ void flat_push(const Rule& rule, float* rows, float* state, const std::uint32_t*
 
 template <int kDim>
 Kernels of_width(Kind kind) {
-  Kernels out{share, number<kDim>, fetch, probe, gather<kDim>, copy<kDim>, copy_distinct<kDim>, nullptr, pool<kDim>,
+  Kernels out{share, number<kDim>, fetch, probe, gather<kDim>, copy<kDim>, find<kDim>, copy_distinct<kDim>, nullptr, pool<kDim>,
               flat_pull<kDim>, flat_push<kDim>};
   switch (kind) {
     case Kind::sgd: out.update = apply<Kind::sgd, kDim>; break;

@@ -70,6 +70,8 @@ struct Kernels {
                  const RowView&, int dim, float* out);
   // The same for all ids of a call whose slots are known for some time: fetches the rows itself.
   void (*copy)(const Distinct&, const RowView&, int dim, float* out);
+  // Finds the slots of all distinct ids and copies their rows to out[their number], if given. Returns how many are missing.
+  std::size_t (*find)(const Distinct&, const IndexView&, const RowView&, int dim, float* out);
   // Copies the row of each distinct id to out[its number], zeros where there is none.
   void (*copy_distinct)(const Distinct&, const RowView&, int dim, float* out);
   // Sums up gradients of equal ids and updates the rows that have a slot.

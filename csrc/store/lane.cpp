@@ -11,6 +11,7 @@ namespace {
 
 // Ids that are numbered, found and copied before the next ones: their rows stay in the nearest caches.
 constexpr std::size_t kBlock = 1024;
+constexpr std::size_t kAhead = 16;     // new ids whose buckets are fetched ahead
 constexpr std::size_t kNear = 65536;   // rows, with their state, that caches hold for a while
 constexpr std::uint64_t kLastHash = std::numeric_limits<std::uint64_t>::max();
 
@@ -78,8 +79,20 @@ void Lane::read(std::int64_t id, float* weights, float* state) const {
 
 void Lane::copy(const Distinct& call, float* out) const { kernels_.copy(call, rows_.view(), config_.dim, out); }
 
-void Lane::copy_distinct(const Distinct& call, float* out) const {
-  kernels_.copy_distinct(call, rows_.view(), config_.dim, out);
+std::size_t Lane::find(const Distinct& call, float* out) const {
+  return kernels_.find(call, index_.view(), rows_.view(), config_.dim, out);
+}
+
+void Lane::settle(Distinct call, Access access, Now now, float* out) {
+  now_ = now;
+  misses_ = 0;
+  if (!config_.tracks) {
+    make_missing_rows(call, out);
+  } else {
+    live(call, access);
+    if (out != nullptr) kernels_.copy_distinct(call, rows_.view(), config_.dim, out);
+  }
+  if (access == Access::pull) hits_ -= misses_;
 }
 
 std::uint32_t Lane::create(std::int64_t id) {
@@ -172,10 +185,24 @@ void Lane::make_missing(Distinct& call, std::size_t from) {
   }
 }
 
+void Lane::make_missing_rows(Distinct& call, float* out) {
+  std::vector<std::uint32_t> missing;
+  for (std::size_t u = 0; u < call.distinct; ++u) {
+    if (call.slot[u] == kNoSlot) missing.push_back(static_cast<std::uint32_t>(u));
+  }
+  for (std::size_t m = 0; m < missing.size(); ++m) {
+    if (m + kAhead < missing.size()) index_.fetch(call.id[missing[m + kAhead]]);
+    const std::size_t u = missing[m];
+    call.slot[u] = create(call.id[u]);
+    if (out != nullptr) std::copy_n(rows_.weights(call.slot[u]), config_.dim, out + u * config_.dim);
+  }
+  misses_ = missing.size();
+}
+
 void Lane::resolve(Distinct& call, Access access, Now now, float* out) {
   now_ = now;
   misses_ = 0;
-  if (access != Access::peek) index_.go_on(static_cast<std::uint32_t>(call.count / 16 + 1));
+  if (access != Access::peek) grow_on(call.count);
   // Life depends on how often an id occurs in the whole call, so that is found out first where rows are tracked.
   const std::size_t block = config_.tracks ? std::max<std::size_t>(1, call.count) : kBlock;
   // Rows that are not copied at once are fetched only if they will still be near when all are known.

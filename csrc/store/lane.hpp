@@ -51,8 +51,15 @@ class Lane {
   void resolve(Distinct& call, Access access, Now now, float* out);
   // Copies the rows of a call that was resolved to `out`.
   void copy(const Distinct& call, float* out) const;
-  // The same for each distinct id once, by number.
-  void copy_distinct(const Distinct& call, float* out) const;
+  // Finds the rows of distinct ids that were numbered, kNoSlot where there is none, and copies them to `out`, if given,
+  // by number. Gives how many are missing. Threads may do this with different ids.
+  std::size_t find(const Distinct& call, float* out) const;
+  // Then makes those that are missing, does to rows what a sight does, and copies those that are new or changed.
+  void settle(Distinct call, Access access, Now now, float* out);
+  void count_hits(std::size_t ids) { hits_ += ids; }   // misses are taken off by settle
+  // An index that grows goes on with that whenever a call looks up so many ids.
+  bool growing() const { return index_.growing(); }
+  void grow_on(std::size_t ids) { index_.go_on(static_cast<std::uint32_t>(ids / 16 + 1)); }
   // The row and state of one id as they are, its first ones if it has none. No sight of it.
   void read(std::int64_t id, float* weights, float* state) const;
   // First value of an id without a row.
@@ -90,6 +97,7 @@ class Lane {
  private:
   void first_state(float* state) const;
   void make_missing(Distinct& call, std::size_t from);
+  void make_missing_rows(Distinct& call, float* out);
   void live(Distinct& call, Access access);
   std::uint32_t sight(std::int64_t id, std::uint32_t slot, Access access, std::uint32_t times);
   std::uint32_t admit(std::int64_t id, std::uint32_t times);

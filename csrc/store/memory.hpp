@@ -38,13 +38,15 @@ struct Allocator {
   Allocator(const Allocator<U>&) {}
 
   T* allocate(std::size_t count) {
-    const std::size_t size = count * sizeof(T) + kRoom;
-    return reinterpret_cast<T*>(static_cast<char*>(store::allocate(size)) + (size < kHugePage ? 0 : offset()));
+    const std::size_t bytes = count * sizeof(T);
+    if (bytes < kHugePage) return static_cast<T*>(store::allocate(bytes));
+    return reinterpret_cast<T*>(static_cast<char*>(store::allocate(bytes + kRoom)) + offset());
   }
   void deallocate(T* memory, std::size_t count) noexcept {
-    const std::size_t size = count * sizeof(T) + kRoom;
+    const std::size_t bytes = count * sizeof(T);
     const auto at = reinterpret_cast<std::uintptr_t>(memory);
-    release(reinterpret_cast<void*>(size < kHugePage ? at : at / kHugePage * kHugePage), size);
+    if (bytes < kHugePage) return release(memory, bytes);
+    release(reinterpret_cast<void*>(at / kHugePage * kHugePage), bytes + kRoom);
   }
   template <typename U>
   void construct(U*) noexcept {}

@@ -31,20 +31,18 @@ Pool::Pool(int threads) : next_(threads) {
 }
 
 Pool::~Pool() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  start_.notify_all();
+  stop_ = true;
+  ++round_;
+  round_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
-void Pool::attempt(int number) {
-  const int threads = static_cast<int>(next_.size());
+void Pool::attempt(int thread) {
+  const int threads = this->threads();
   try {
-    for (int other = number; other < number + threads; ++other) {
+    for (int other = thread; other < thread + threads; ++other) {
       const int whose = other % threads, end = pieces_ * (whose + 1) / threads;
-      for (int piece; (piece = next_[whose].piece++) < end;) (*work_)(piece);
+      for (int piece; (piece = next_[whose].piece++) < end;) (*work_)(piece, thread);
     }
   } catch (...) {
     const std::lock_guard lock(mutex_);
@@ -52,46 +50,47 @@ void Pool::attempt(int number) {
   }
 }
 
-void Pool::serve(int number) {
-  std::uint64_t seen = 0;
-  const auto called = [&] { return stop_.load() || round_.load() != seen; };
+bool Pool::enter() {
+  std::uint32_t state = gate_;
+  while ((state & kOpen) != 0) {
+    if (gate_.compare_exchange_weak(state, state + 1)) return true;
+  }
+  return false;
+}
+
+void Pool::leave() {
+  if (--gate_ == 0) gate_.notify_one();   // the work is over, and this was the last one at it
+}
+
+void Pool::serve(int thread) {
+  std::uint32_t seen = 0;
   while (true) {
-    if (!wait_awake(called)) {
-      std::unique_lock lock(mutex_);
-      start_.wait(lock, called);
-    }
-    if (stop_) return;
+    if (!wait_awake([&] { return round_ != seen; })) round_.wait(seen);
     seen = round_;
-    attempt(number);
-    const std::lock_guard lock(mutex_);   // so that a caller about to sleep does not miss it
-    if (--running_ == 0) done_.notify_one();
+    if (stop_) return;
+    if (!enter()) continue;   // too late
+    attempt(thread);
+    leave();
   }
 }
 
-void Pool::run(int pieces, const std::function<void(int)>& work) {
+void Pool::run(int pieces, const std::function<void(int, int)>& work) {
   if (workers_.empty()) {
-    for (int piece = 0; piece < pieces; ++piece) work(piece);
+    for (int piece = 0; piece < pieces; ++piece) work(piece, 0);
     return;
   }
-  {
-    const std::lock_guard lock(mutex_);
-    work_ = &work;
-    pieces_ = pieces;
-    for (std::size_t t = 0; t < next_.size(); ++t) next_[t].piece = static_cast<int>(pieces * t / next_.size());
-    running_ = static_cast<int>(workers_.size());
-    error_ = nullptr;
-    ++round_;
-  }
-  start_.notify_all();
+  work_ = &work;
+  pieces_ = pieces;
+  for (std::size_t t = 0; t < next_.size(); ++t) next_[t].piece = static_cast<int>(pieces * t / next_.size());
+  error_ = nullptr;
+  gate_ = kOpen;
+  ++round_;
+  round_.notify_all();
   attempt(0);
-  const auto finished = [&] { return running_.load() == 0; };
-  std::unique_lock lock(mutex_, std::defer_lock);
-  if (!wait_awake(finished)) {
-    lock.lock();
-    done_.wait(lock, finished);
-    lock.unlock();
+  std::uint32_t left = gate_ &= ~kOpen;   // every piece is done or being done
+  if (!wait_awake([&] { return (left = gate_) == 0; })) {
+    for (; left != 0; left = gate_) gate_.wait(left);
   }
-  lock.lock();   // the last worker has let go of it, and of everything here
   if (error_) std::rethrow_exception(error_);
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -19,25 +18,30 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Runs work(0) … work(pieces - 1), and returns when all are done. The first exception is thrown on. Each thread has its
-  // own pieces, the same each time, so that it finds in its caches what it left there; who is done first helps others.
-  void run(int pieces, const std::function<void(int)>& work);
+  int threads() const { return static_cast<int>(next_.size()); }
+  // Runs work(piece, thread) for the pieces 0 … pieces - 1, and returns when all are done. The first exception is thrown
+  // on. Each thread has its own pieces, the same each time, so that it finds in its caches what it left there; who is done
+  // first helps others, and nobody waits for a thread that is late.
+  void run(int pieces, const std::function<void(int, int)>& work);
 
  private:
-  void serve(int number);
-  void attempt(int number);
+  void serve(int thread);
+  void attempt(int thread);
+  bool enter();
+  void leave();
 
-  std::mutex mutex_;
-  std::condition_variable start_, done_;
-  const std::function<void(int)>* work_ = nullptr;
+  const std::function<void(int, int)>* work_ = nullptr;
   int pieces_ = 0;
   struct alignas(64) Next {
     std::atomic<int> piece = 0;
   };
   std::vector<Next> next_;   // of each thread's own pieces
-  std::atomic<std::uint64_t> round_ = 0;
-  std::atomic<int> running_ = 0;
+  std::atomic<std::uint32_t> round_ = 0;
+  // Whether there is work, and how many threads are at it: what they read changes only while there is neither.
+  static constexpr std::uint32_t kOpen = 1u << 31;
+  std::atomic<std::uint32_t> gate_ = 0;
   std::atomic<bool> stop_ = false;
+  std::mutex mutex_;   // of the error
   std::exception_ptr error_;
   std::vector<std::thread> workers_;
 };

@@ -17,101 +17,128 @@ Table::Table(const Config& config, int threads)
 
 Lane& Table::lane(std::int64_t id) { return *lanes_[lane_of(id, lanes_.size())]; }
 
-// Work for each lane, or for each of as many stretches of a call.
-void Table::each(const std::function<void(int)>& work) { pool_.run(static_cast<int>(lanes_.size()), work); }
+Lane& Table::lane_of_share(const Batch& batch, std::size_t share) const {
+  return *lanes_[share * lanes_.size() / batch.shares.size()];
+}
 
-// Brings together each lane's ids, in the order of the call.
-void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch) {
-  const std::size_t lanes = lanes_.size();
-  batch.shares.resize(lanes);
+// Work for each lane, or for each of as many stretches of a call.
+void Table::each(const std::function<void(int, Scratch&)>& work) {
+  pool_.run(static_cast<int>(lanes_.size()), [&](int lane, int thread) { work(lane, scratches_[thread]); });
+}
+
+void Table::each_share(const Batch& batch, const std::function<void(std::size_t, Scratch&)>& work) {
+  pool_.run(static_cast<int>(batch.shares.size()), [&](int share, int thread) { work(share, scratches_[thread]); });
+}
+
+void Table::Batch::make_room(std::size_t ids, bool repeats) {
+  const auto grow = [&](auto& words) {
+    if (words.size() < ids) words.resize(ids);
+  };
+  grow(number), grow(slot), grow(id);
+  if (repeats) grow(first), grow(repeat_position), grow(repeat_number);
+}
+
+Distinct Table::Batch::view(std::size_t share) {
+  const Share& own = shares[share];
+  const auto at = [&](auto& words) { return words.empty() ? nullptr : words.data() + own.begin; };
+  return {nullptr, shares.size() > 1 ? at(position) : nullptr, own.count, at(number), at(id), at(slot), at(first),
+          own.distinct, at(repeat_position), at(repeat_number), own.repeats, nullptr, nullptr, nullptr, 0};
+}
+
+std::size_t Table::Batch::distinct() const { return shares.back().before + shares.back().distinct; }
+
+// Brings together the ids of each lane, in so many parts, and in the order of the call.
+void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t parts) {
+  if (count > kMostSlots) throw std::length_error("a call takes at most 4,294,967,280 ids");
+  const std::size_t lanes = lanes_.size(), shares = lanes * parts;
+  batch.shares.resize(shares);
   const bool keeps = !batch.ids.empty();   // what it is known by
-  if (lanes == 1) {
-    batch.shares[0].position = nullptr;
+  if (shares == 1) {
+    batch.shares[0].begin = 0;
     batch.shares[0].count = count;
     if (keeps) std::copy_n(ids, count, batch.ids.data());
     return;
   }
   shared_.resize(std::max(shared_.size(), count));
-  lane_.resize(std::max(lane_.size(), count));
+  share_.resize(std::max(share_.size(), count));
   batch.position.resize(std::max(batch.position.size(), count));
   const auto stretch = [&](int t) { return std::pair{count * t / lanes, count * (t + 1) / lanes}; };
-  each([&](int t) {
+  each([&](int t, Scratch&) {
     const auto [begin, end] = stretch(t);
-    ends_[t].assign(4 * lanes, 0);
-    kernels_.share(ids + begin, end - begin, lanes, lane_.data() + begin, ends_[t].data());
+    ends_[t].assign(4 * shares, 0);
+    // A lane's parts are neighbours: the share of an id among all of them says its lane, too.
+    kernels_.share(ids + begin, end - begin, shares, share_.data() + begin, ends_[t].data());
     if (keeps) std::copy(ids + begin, ids + end, batch.ids.data() + begin);
   });
   std::uint32_t at = 0;
-  for (std::size_t l = 0; l < lanes; ++l) {
-    const std::uint32_t begin = at;
-    for (auto& ends : ends_) at += std::exchange(ends[l], at);
-    batch.shares[l].position = batch.position.data() + begin;
-    batch.shares[l].count = at - begin;
+  for (std::size_t s = 0; s < shares; ++s) {
+    batch.shares[s].begin = at;
+    for (auto& ends : ends_) at += std::exchange(ends[s], at);
+    batch.shares[s].count = at - batch.shares[s].begin;
   }
-  each([&](int t) {
+  each([&](int t, Scratch&) {
     const auto [begin, end] = stretch(t);
     std::uint32_t* const next = ends_[t].data();
     std::int64_t* const shared = shared_.data();
     std::uint32_t* const position = batch.position.data();
-    const std::uint16_t* const lane = lane_.data();
+    const std::uint16_t* const share = share_.data();
     for (std::size_t i = begin; i < end; ++i) {
-      const std::uint32_t to = next[lane[i]]++;
+      const std::uint32_t to = next[share[i]]++;
       shared[to] = ids[i];
       position[to] = static_cast<std::uint32_t>(i);
     }
   });
 }
 
-Distinct Table::Share::view() {
-  return {nullptr, position, count, number.data(), id.data(), slot.data(), first.data(), distinct,
-          repeat_position.data(), repeat_number.data(), repeats, nullptr, nullptr, nullptr, 0};
-}
-
-// Room to number `share.count` ids of a lane in.
-Distinct Table::numbering(Share& share, int lane, const std::int64_t* ids) {
-  Scratch& scratch = scratches_[lane];
-  const std::size_t room = share.count + 1;
-  for (auto* words : {&share.number, &share.slot, &share.first, &share.repeat_position, &share.repeat_number, &scratch.behind}) {
-    if (words->size() < room) words->resize(room);
-  }
-  if (share.id.size() < room) share.id.resize(room);
-  if (scratch.home.size() < room) scratch.home.resize(room);
-  Distinct call = share.view();
+// Room to number the ids of a share in.
+Distinct Table::numbering(Batch& batch, std::size_t share, Scratch& scratch, const std::int64_t* ids) const {
+  Distinct call = batch.view(share);
   call.ids = ids;
   call.distinct = call.repeats = 0;
   // Four times the distinct ids that are to be expected, in steps of powers of two: chains cost more than caches.
   call.table_bits = 10;
-  const std::size_t entries = std::max(share.count + share.count / 8, 4 * std::min(share.count, scratch.distinct));
+  const auto expected = static_cast<std::size_t>(distinct_ * static_cast<double>(call.count));
+  const std::size_t entries = std::max(call.count + call.count / 8, 4 * expected);
   while (std::size_t{1} << call.table_bits < entries) ++call.table_bits;
   scratch.table.assign(std::size_t{1} << call.table_bits, kNoSlot);
   call.table = scratch.table.data();
-  call.behind = scratch.behind.data();
-  call.home = scratch.home.data();
   return call;
 }
 
+// Sums up what the shares found.
+void Table::numbered(Batch& batch) {
+  std::size_t count = 0, distinct = 0;
+  for (Share& share : batch.shares) {
+    share.before = distinct;
+    count += share.count, distinct += share.distinct;
+  }
+  if (count > 0) distinct_ = static_cast<double>(distinct) / static_cast<double>(count);
+}
+
 void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
-                    std::uint32_t seconds, bool numbers_only) {
-  if (count > kMostSlots) throw std::length_error("a call takes at most 4,294,967,280 ids");
-  share_out(ids, count, batch);
-  each([&](int l) {
+                    std::uint32_t seconds) {
+  share_out(ids, count, batch, 1);
+  batch.make_room(count, true);
+  each([&](int l, Scratch& scratch) {
     Share& share = batch.shares[l];
-    const bool all = share.position == nullptr;
-    Distinct call = numbering(share, l, all ? ids : shared_.data() + (share.position - batch.position.data()));
-    if (numbers_only && !config_.tracks) call.first = nullptr;
+    Distinct call = numbering(batch, l, scratch, lanes_.size() == 1 ? ids : shared_.data() + share.begin);
+    if (scratch.behind.size() < call.count) scratch.behind.resize(call.count), scratch.home.resize(call.count);
+    call.behind = scratch.behind.data();
+    call.home = scratch.home.data();
     lanes_[l]->resolve(call, access, {steps_, seconds}, out);
-    share.distinct = scratches_[l].distinct = call.distinct;
+    share.distinct = call.distinct;
     share.repeats = call.repeats;
     share.generation = lanes_[l]->generation();
   });
+  numbered(batch);
 }
 
 void Table::fill_first_values(const std::int64_t* ids, Batch& batch, float* out) {
-  each([&](int l) {
-    const Share& share = batch.shares[l];
-    for (std::size_t i = 0; i < share.count; ++i) {
-      if (share.slot[share.number[i]] != kNoSlot) continue;
-      const std::size_t p = share.position == nullptr ? i : share.position[i];
+  each([&](int l, Scratch&) {
+    const Distinct call = batch.view(l);
+    for (std::size_t i = 0; i < call.count; ++i) {
+      if (call.slot[call.number[i]] != kNoSlot) continue;
+      const std::size_t p = call.position == nullptr ? i : call.position[i];
       lanes_[l]->first_value(ids[p], out + p * config_.dim);
     }
   });
@@ -144,7 +171,7 @@ void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t se
 }
 
 void Table::copy_rows(Batch& batch, float* out) {
-  each([&](int l) { lanes_[l]->copy(batch.shares[l].view(), out); });
+  each([&](int l, Scratch&) { lanes_[l]->copy(batch.view(l), out); });
 }
 
 void Table::peek(const std::int64_t* ids, std::size_t count, float* weights, float* state) {
@@ -170,7 +197,7 @@ Table::Batch& Table::next_batch(std::size_t count) {
   Batch& batch = free != recent_.end() && room
                      ? *free
                      : *std::min_element(recent_.begin(), recent_.end(), [](const Batch& one, const Batch& other) {
-                         return one.valid != other.valid ? one.valid : one.number < other.number;
+                         return one.valid != other.valid ? one.valid : one.number_of_call < other.number_of_call;
                        });
   if (batch.valid && batch.prepared) remember_more(batch.count);   // it was looked up in vain
   batch.valid = false;
@@ -186,7 +213,7 @@ void Table::remember_more(std::size_t count) {
 
 void Table::remember(Batch& batch) {
   if (config_.tracks) return;   // there a push is a sight of its own
-  batch.number = ++batches_;
+  batch.number_of_call = ++batches_;
   batch.valid = true;
   batch.prepared = false;
 }
@@ -197,7 +224,7 @@ Table::Batch* Table::recall(const std::int64_t* ids, std::size_t count, bool pre
   for (Batch& batch : recent_) {
     // One that is known by its number alone has a count, but no ids.
     if (!batch.valid || batch.prepared != prepared || batch.count != count || batch.ids.size() != count) continue;
-    if (found != nullptr && found->number < batch.number) continue;
+    if (found != nullptr && found->number_of_call < batch.number_of_call) continue;
     if (is_current(batch) && std::memcmp(batch.ids.data(), ids, count * sizeof *ids) == 0) found = &batch;
   }
   if (found == nullptr && !prepared) remember_more(count);
@@ -205,8 +232,8 @@ Table::Batch* Table::recall(const std::int64_t* ids, std::size_t count, bool pre
 }
 
 bool Table::is_current(const Batch& batch) const {
-  for (std::size_t l = 0; l < lanes_.size(); ++l) {
-    if (batch.shares[l].generation != lanes_[l]->generation()) return false;
+  for (std::size_t s = 0; s < batch.shares.size(); ++s) {
+    if (batch.shares[s].generation != lane_of_share(batch, s).generation()) return false;
   }
   return true;
 }
@@ -214,11 +241,11 @@ bool Table::is_current(const Batch& batch) const {
 std::vector<const float*> Table::locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
                                         std::vector<float>& firsts) {
   std::vector<const float*> rows(count, nullptr);
-  each([&](int l) {
-    const Share& share = batch.shares[l];
-    for (std::size_t i = 0; i < share.count; ++i) {
-      const std::uint32_t slot = share.slot[share.number[i]];
-      if (slot != kNoSlot) rows[share.position == nullptr ? i : share.position[i]] = lanes_[l]->weights(slot);
+  each([&](int l, Scratch&) {
+    const Distinct call = batch.view(l);
+    for (std::size_t i = 0; i < call.count; ++i) {
+      const std::uint32_t slot = call.slot[call.number[i]];
+      if (slot != kNoSlot) rows[call.position == nullptr ? i : call.position[i]] = lanes_[l]->weights(slot);
     }
   });
   if (create) return rows;
@@ -242,7 +269,7 @@ void Table::bag(const std::int64_t* ids, std::size_t count, const std::int64_t* 
   if (create) remember(batch);
   std::vector<float> firsts;
   const std::vector<const float*> rows = locate(ids, count, batch, create, firsts);
-  each([&](int t) {
+  each([&](int t, Scratch&) {
     const std::size_t begin = bags * t / lanes_.size(), end = bags * (t + 1) / lanes_.size();
     for (std::size_t b = begin; b < end; ++b) {
       const std::size_t from = offsets[b], to = b + 1 < bags ? offsets[b + 1] : count;
@@ -265,7 +292,7 @@ std::size_t Table::shrink(const Shrink& rule, std::uint32_t seconds) {
   std::unique_lock lock(mutex_);
   saved_.wait(lock, [&] { return !saving_; });
   std::vector<std::size_t> dropped(lanes_.size());
-  each([&](int l) { dropped[l] = lanes_[l]->shrink(rule, {steps_, seconds}); });
+  each([&](int l, Scratch&) { dropped[l] = lanes_[l]->shrink(rule, {steps_, seconds}); });
   std::size_t total = 0;
   for (const std::size_t some : dropped) total += some;
   return total;

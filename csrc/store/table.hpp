@@ -83,32 +83,45 @@ class Table {
 
  private:
   // The ids of a call, resolved: kept for the push that follows a pull of the same ids.
-  struct Share {   // of a lane
-    const std::uint32_t* position = nullptr;   // of its ids in the call; null: all of them
-    Scrap<std::uint32_t> number, slot, first, repeat_position, repeat_number;
-    Scrap<std::int64_t> id;
-    std::size_t count = 0, distinct = 0, repeats = 0;
+  struct Share {   // of the ids: a lane's, or a part of them
+    std::size_t begin = 0, count = 0, distinct = 0, repeats = 0;
+    std::size_t before = 0;                  // distinct ids of the shares before
     std::uint64_t generation = 0;
-
-    Distinct view();
   };
   struct Batch {
     Scrap<std::int64_t> ids;       // none if it is known by its number alone
-    Scrap<std::uint32_t> position; // lane by lane, or none if there is but one
-    std::vector<Share> shares;
+    Scrap<std::uint32_t> position; // of each share's ids in the call
+    Scrap<std::uint32_t> number, slot, first, repeat_position, repeat_number;   // see Distinct; share by share
+    Scrap<std::int64_t> id;
+    std::vector<Share> shares;     // as many for each lane; a single one has all ids, in the order of the call
     std::size_t count = 0;         // of ids
-    std::uint64_t number = 0;      // grows with each batch
+    std::uint64_t number_of_call = 0;   // grows with each batch
     bool valid = false;            // remembered, and not pushed yet
     bool prepared = false;         // and not pulled yet
+
+    void make_room(std::size_t ids, bool repeats);
+    Distinct view(std::size_t share);
+    std::size_t distinct() const;
+  };
+  struct Scratch {   // of a thread, kept for the next call
+    Scrap<std::uint32_t> table, rank, behind;
+    Scrap<const Bucket*> home;
+    Scrap<float> sums;
+    Scrap<std::int64_t> id;        // of all parts of a push
+    Scrap<std::uint32_t> slot;
+    Scrap<const float*> grad;
   };
 
   Lane& lane(std::int64_t id);
-  void each(const std::function<void(int)>& work);
-  void each_piece(Batch& batch, const std::function<void(int, Lane&, const Distinct&, std::size_t)>& work);
+  Lane& lane_of_share(const Batch& batch, std::size_t share) const;
+  void each(const std::function<void(int, Scratch&)>& work);
+  void each_share(const Batch& batch, const std::function<void(std::size_t, Scratch&)>& work);
   void write_numbers(const Batch& batch, std::size_t stretch, std::int32_t* number) const;
-  void share_out(const std::int64_t* ids, std::size_t count, Batch& batch);
+  void share_out(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t parts);
   void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
-               std::uint32_t seconds, bool numbers_only = false);
+               std::uint32_t seconds);
+  void number(const std::int64_t* ids, std::size_t count, Batch& batch);
+  void find(Batch& batch, Lane::Access access, std::uint32_t seconds, float* out, std::int32_t* number);
   Batch& resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
   void update(Batch& batch, const float* grads, const std::uint32_t* row_of, const float* scale);
   void fill_first_values(const std::int64_t* ids, Batch& batch, float* out);
@@ -119,7 +132,8 @@ class Table {
   Batch* recall(const std::int64_t* ids, std::size_t count, bool prepared);
   bool is_current(const Batch& batch) const;
   std::vector<Batch*> recall_parts(const std::vector<Part>& parts);
-  Distinct numbering(Share& share, int lane, const std::int64_t* ids);
+  Distinct numbering(Batch& batch, std::size_t share, Scratch& scratch, const std::int64_t* ids) const;
+  void numbered(Batch& batch);
   void copy_rows(Batch& batch, float* out);
   void remember(Batch& batch);
 
@@ -131,20 +145,12 @@ class Table {
   Pool pool_;
   Kernels kernels_;
   std::vector<std::unique_ptr<Lane>> lanes_;
-  struct Scratch {   // of a lane, kept for the next call
-    Scrap<std::uint32_t> table, rank, behind;
-    Scrap<const Bucket*> home;
-    Scrap<float> sums;
-    Scrap<std::int64_t> id;        // of all parts of a push
-    Scrap<std::uint32_t> slot;
-    Scrap<const float*> grad;
-    std::size_t distinct = 0;      // of the last call
-  };
   std::vector<Scratch> scratches_;
-  // The ids of a call, lane by lane, and where those of each of its stretches end.
+  // The ids of a call, share by share, and where those of each of its stretches end.
   Scrap<std::int64_t> shared_;
-  Scrap<std::uint16_t> lane_;                      // of each id
-  std::vector<std::vector<std::uint32_t>> ends_;   // [stretch][lane]
+  Scrap<std::uint16_t> share_;                     // of each id
+  std::vector<std::vector<std::uint32_t>> ends_;   // [stretch][share]
+  double distinct_ = 0;                            // of the ids of the last call
   std::uint32_t steps_ = 0;
   std::array<Batch, 32> recent_;   // as many as clients may pull before they push
   // Ids of pulls that are remembered for their push, 36 bytes each: more of them once pushes show that they are needed.

@@ -16,14 +16,13 @@ Table::Batch& Table::resolved_for_push(const std::int64_t* ids, std::size_t coun
 }
 
 void Table::update(Batch& batch, const float* grads, const std::uint32_t* row_of, const float* scale) {
-  each([&](int l) {
-    Share& share = batch.shares[l];
-    Scratch& scratch = scratches_[l];
-    scratch.rank.assign(share.distinct, kNoSlot);
-    const std::size_t floats = (share.repeats + 1) * config_.dim;
+  each([&](int l, Scratch& scratch) {
+    const Distinct call = batch.view(l);
+    scratch.rank.assign(call.distinct, kNoSlot);
+    const std::size_t floats = (call.repeats + 1) * config_.dim;
     if (scratch.sums.size() < floats) scratch.sums.resize(floats);
-    lanes_[l]->note(share.view());
-    lanes_[l]->update(config_.rule, share.view(), {grads, row_of, scale, scratch.rank.data(), scratch.sums.data()});
+    lanes_[l]->note(call);
+    lanes_[l]->update(config_.rule, call, {grads, row_of, scale, scratch.rank.data(), scratch.sums.data()});
   });
   ++steps_;
 }
@@ -56,23 +55,27 @@ bool Table::push_parts(const std::vector<Part>& parts) {
   if (pulls.empty()) return false;
   const std::size_t dim = config_.dim;
   scratch_.shares.resize(lanes_.size());
-  each([&](int l) {
+  std::size_t count = 0;
+  for (std::size_t l = 0; l < lanes_.size(); ++l) {
     Share& share = scratch_.shares[l];
-    Scratch& scratch = scratches_[l];
-    share.position = nullptr;
-    share.count = 0;
-    for (const Batch* pull : pulls) share.count += pull->shares[l].distinct;
+    share.begin = count;
+    for (const Batch* pull : pulls) count += pull->shares[l].distinct;
+    share.count = count - share.begin;
+  }
+  scratch_.make_room(count, true);
+  each([&](int l, Scratch& scratch) {
+    Share& share = scratch_.shares[l];
     scratch.id.resize(share.count), scratch.slot.resize(share.count), scratch.grad.resize(share.count);
     for (std::size_t k = 0, at = 0; k < parts.size(); ++k) {
-      const Share& own = pulls[k]->shares[l];
-      std::copy_n(own.id.data(), own.distinct, scratch.id.data() + at);
-      std::copy_n(own.slot.data(), own.distinct, scratch.slot.data() + at);
+      const Distinct own = pulls[k]->view(l);
+      std::copy_n(own.id, own.distinct, scratch.id.data() + at);
+      std::copy_n(own.slot, own.distinct, scratch.slot.data() + at);
       for (std::size_t u = 0; u < own.distinct; ++u) scratch.grad[at++] = parts[k].grads + own.first[u] * dim;
     }
-    Distinct call = numbering(share, l, scratch.id.data());
+    Distinct call = numbering(scratch_, l, scratch, scratch.id.data());
+    call.position = nullptr;   // all of the parts
     kernels_.number(call, 0, share.count, 0, {}, config_.dim);
     for (std::size_t u = 0; u < call.distinct; ++u) call.slot[u] = scratch.slot[call.first[u]];
-    scratch.distinct = call.distinct;
     scratch.rank.assign(call.distinct, kNoSlot);
     const std::size_t floats = (call.repeats + 1) * dim;
     if (scratch.sums.size() < floats) scratch.sums.resize(floats);

@@ -123,6 +123,15 @@ HETERPS_INLINE const Bucket& home_of(const IndexView& index, std::int64_t id) {
   return array.at(array.home(hash));
 }
 
+// Looks for an id behind its home bucket.
+HETERPS_INLINE std::uint32_t look_behind(const IndexView& index, std::int64_t id) {
+  const std::uint64_t hash = index.place(id);
+  const BucketArray& array = index.array_of(hash);
+  std::uint32_t slot = kNoSlot, b = array.after(array.home(hash)), step = 1;
+  while (look(array.at(b), id, slot) == Probe::go_on && ++step < array.size) b = array.after(b);
+  return slot;
+}
+
 // Three in ten ids stand behind their home bucket. To wait for the next one would stall the rest, so it is fetched, and
 // looked into when all have been looked for at home.
 void probe(Distinct& call, std::size_t begin, const IndexView& index) {
@@ -137,14 +146,7 @@ void probe(Distinct& call, std::size_t begin, const IndexView& index) {
     waits += result == Probe::go_on;
     if (result == Probe::go_on) __builtin_prefetch(&bucket + 1);   // the next one, but for the last of a chunk
   }
-  for (std::size_t w = 0; w < waits; ++w) {
-    const std::int64_t id = call.id[behind[w]];
-    const std::uint64_t hash = index.place(id);
-    const BucketArray& array = index.array_of(hash);
-    std::uint32_t slot = kNoSlot, b = array.after(array.home(hash)), step = 1;
-    while (look(array.at(b), id, slot) == Probe::go_on && ++step < array.size) b = array.after(b);
-    call.slot[behind[w]] = slot;
-  }
+  for (std::size_t w = 0; w < waits; ++w) call.slot[behind[w]] = look_behind(index, call.id[behind[w]]);
 }
 
 HETERPS_INLINE void fetch_one(const Distinct& call, std::size_t u, const IndexView& index) {
@@ -214,6 +216,57 @@ HETERPS_INLINE void copy_past_caches(float* out, const float* row, std::size_t d
   }
 #endif
   memcpy(out, row, sizeof(float) * dim);
+}
+
+// A line of four steps, each id a stride behind the step before, so that what a step reads was fetched by then: the home
+// bucket, the one behind it for three ids in ten, the row.
+template <int kDim, bool kCopies>
+HETERPS_INLINE std::size_t find_some(const Distinct& call, const IndexView& index, const RowView& rows, int width,
+                                     float* out) {
+  constexpr std::size_t kRing = 4 * kAhead;
+  const std::size_t dim = kDim > 0 ? kDim : width, count = call.distinct;
+  const std::int64_t* const ids = call.id;
+  std::uint32_t* const slots = call.slot;
+  const Bucket* home[kRing];
+  std::size_t missing = 0;
+  for (std::size_t i = 0; i < count + 3 * kAhead; ++i) {
+    if (i < count) {
+      home[i % kRing] = &home_of(index, ids[i]);
+      __builtin_prefetch(home[i % kRing]);
+    }
+    if (const std::size_t u = i - kAhead; i >= kAhead && u < count) {
+      const Bucket* const bucket = home[u % kRing];
+      std::uint32_t slot = kNoSlot;
+      if (look(*bucket, ids[u], slot) == Probe::go_on) {
+        slot = kErased;
+        __builtin_prefetch(bucket + 1);   // the next one, but for the last of a chunk
+      } else if (kCopies && slot != kNoSlot) {
+        prefetch(rows.weights(slot), sizeof(float) * dim);
+      }
+      slots[u] = slot;
+    }
+    if (const std::size_t u = i - 2 * kAhead; i >= 2 * kAhead && u < count && slots[u] == kErased) {
+      slots[u] = look_behind(index, ids[u]);
+      if (kCopies && slots[u] != kNoSlot) prefetch(rows.weights(slots[u]), sizeof(float) * dim);
+    }
+    if (const std::size_t u = i - 3 * kAhead; i >= 3 * kAhead) {
+      if (slots[u] == kNoSlot) [[unlikely]] {
+        ++missing;
+      } else if (kCopies) {
+        copy_past_caches<kDim>(out + u * dim, rows.weights(slots[u]), dim);
+      }
+    }
+  }
+#if defined(__SSE2__)
+  if (kCopies) _mm_sfence();
+#endif
+  return missing;
+}
+
+template <int kDim>
+std::size_t find(const Distinct& call, const IndexView& index, const RowView& rows, int dim, float* out) {
+  return out == nullptr ? find_some<kDim, false>(call, index, rows, dim, out)
+                        : find_some<kDim, true>(call, index, rows, dim, out);
 }
 
 template <int kDim>
