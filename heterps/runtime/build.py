@@ -76,6 +76,8 @@ class _Context:
         """A graph updates at once: that needs the loss, rows on the device, and no other stage's gradient norms."""
         if spec.device.type != "cuda" or spec is not self.specs[-1] or self.settings.micro_batches > 1:
             return False
+        if not kernels.available():
+            return False
         alone = not any(list(layer.parameters()) for layer in self.chain.layers[: spec.first])
         fit = all(isinstance(some, DeviceRows) and isinstance(some.table, KernelTable) for some in rows)
         return fit and (alone or self.settings.clip_norm is None)

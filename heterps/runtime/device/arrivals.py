@@ -33,13 +33,25 @@ class Arrival:
             return self._leaf
         return self._leaf.index_select(0, self._number).view(self._shape)
 
-    def bring(self, value: Any, stream: Any) -> None:
-        """Copies the next step's values to where the graph reads them, for what the stream does next."""
-        self._in.bring((value.rows, value.number) if isinstance(value, Lookup) else (value,), self._targets, stream)
+    def bring(self, value: Any, stream: Any) -> Any:
+        """Copies the next step's values to where the graph reads them, for what the stream does next.
+
+        Gives what must live until then.
+        """
+        sources = (value.rows, value.number) if isinstance(value, Lookup) else (_pinned(value),)
+        self._in.bring(sources, self._targets, stream)
+        return sources
 
     def grad(self, value: Any, stream: Any) -> OnItsWay | None:
-        """The gradient of what was sent, on its way to the host: of a lookup, that of its rows."""
-        if self._leaf.grad is None:
+        """The gradient of what was sent, on its way to the host: of a lookup, that of its rows, in their memory."""
+        grad = self._leaf.grad
+        if grad is None:
             return None
-        rows = len(value.rows) if isinstance(value, Lookup) else len(value)
-        return OnItsWay(*self._out.fetch(self._leaf.grad[:rows], stream))
+        own = isinstance(value, Lookup)
+        into = value.rows if own else torch.empty(value.shape, dtype=grad.dtype, pin_memory=True)
+        return OnItsWay(into, self._out.fetch(grad[: len(into)], into, stream))
+
+
+def _pinned(value: Tensor) -> Tensor:
+    """The tensor where the device can fetch it while others compute."""
+    return value if value.is_cuda else value.contiguous().pin_memory()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from heterps.models import Bags
 from heterps.models.batch import Batch, Value, batch_size
+from heterps.runtime.device import calls
 from heterps.runtime.device.adam import FastAdam
 from heterps.runtime.device.arrivals import Arrival
 from heterps.runtime.device.products import exact_products
@@ -50,7 +51,7 @@ class Report:
 
     def ready(self) -> bool:
         """True when it can be read without waiting."""
-        return bool(self.event.query())
+        return calls.happened(self.event)
 
     def __float__(self) -> float:
         self.event.synchronize()
@@ -88,8 +89,9 @@ class GraphStage(Stage):
         self._losses: dict[int, Report] = {}
         words = torch.zeros(REPORTS, 1 + len(self._kernel_tables), dtype=torch.int32, pin_memory=True)
         self._ring, self._ring_words = words.unbind(), words.numpy()
-        self._ring_events = [_timed_event() for _ in range(REPORTS)]
-        self._starts = [_timed_event() for _ in range(REPORTS)]
+        now = torch.cuda.current_stream(self.spec.device)
+        self._ring_events = [calls.made_event(now, timed=True) for _ in range(REPORTS)]
+        self._starts = [calls.made_event(now, timed=True) for _ in range(REPORTS)]
         self._unread: deque[Report] = deque()
         self._sent: deque[tuple[Any, Any]] = deque()
         self._captures_optimizer = _make_capturable(self.optimizer, self.spec.device, scheduled=scheduled)
@@ -177,26 +179,26 @@ class GraphStage(Stage):
         self._made_for = key
         stream = torch.cuda.current_stream()
         self._staging.take(self._packed, stream)
-        for name, value in incoming.items():
-            self._arrivals[name].bring(value, stream)
+        sent = [self._arrivals[name].bring(value, stream) for name, value in incoming.items()]
         turn = step.number % REPORTS
         began = self._starts[turn] if turn % TIMED_EVERY == 0 else None
         if began is not None:
-            began.record(stream)
+            calls.record(began, stream)
         self._graph.replay()
         if not self._captures_optimizer and self.optimizer is not None:
             for parameter, grad in self._graph_grads:
                 parameter.grad = grad
             self.optimizer.step()
         self._replayed.add(step.number)
-        self._ring[turn].copy_(self._words, non_blocking=True)
+        calls.copy(self._ring[turn], self._words, stream)
         event = self._ring_events[turn]
-        event.record(stream)
+        calls.record(event, stream)
         report = Report(self._ring_words[turn], event, tuple(table.offered for table in self._kernel_tables), began)
         self._losses[step.number] = report
         self._unread.append(report)
-        self._keep_until(event, incoming)
-        return {name: self._arrivals[name].grad(value, stream) for name, value in incoming.items()}
+        grads = {name: self._arrivals[name].grad(value, stream) for name, value in incoming.items()}
+        self._hold([(event, sent), *((grad.event, grad.tensor) for grad in grads.values() if grad is not None)])
+        return grads
 
     def apply(self, step: Step, *, scale: float = 1.0) -> Any:
         """Updates, unless the graph did."""
@@ -210,6 +212,7 @@ class GraphStage(Stage):
 
     def finish(self) -> None:
         """Brings everything back to the host, and gives the GPU's memory up."""
+        torch.cuda.synchronize(self.spec.device)  # the memory of copies that are under way must not be used again
         super().finish()
         self._graph, self._staging, self._fast_adam, self._graph_grads, self._calls = None, None, None, [], []
         self._arrivals, self._device_rows, self._kernel_tables, self.rows = {}, [], [], []
@@ -323,11 +326,10 @@ class GraphStage(Stage):
             norm = torch.stack(torch._foreach_norm(grads)).norm()
             torch._foreach_mul_(grads, (self._clip_norm / (norm + 1e-6)).clamp(max=1.0))
 
-    def _keep_until(self, event: Any, incoming: Tensors) -> None:
+    def _hold(self, sent: list[tuple[Any, Any]]) -> None:
         """Holds what is being copied until it is."""
-        if incoming:
-            self._sent.append((event, incoming))
-        while self._sent and self._sent[0][0].query():
+        self._sent.extend(sent)
+        while self._sent and calls.happened(self._sent[0][0]):
             self._sent.popleft()
 
 
@@ -347,10 +349,6 @@ def _flatten(ids: list[Value], out: Tensor) -> None:
         assert isinstance(value, Tensor)
         _copy(value.reshape(-1), out[first : first + value.numel()])
         first += value.numel()
-
-
-def _timed_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer | None, device: torch.device, *, scheduled: bool) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from heterps.runtime.device import calls
 from heterps.store import TableConfig
 
 RULES = ("sgd", "momentum", "adagrad", "rowwise-adagrad", "adam", "ftrl")
@@ -16,8 +17,9 @@ THREADS = 256
 
 
 def available() -> bool:
-    """True if this PyTorch can compile kernels at run time."""
-    return hasattr(torch.cuda, "_compile_kernel") and torch.cuda.is_available() and torch.version.cuda is not None
+    """True if this PyTorch can compile kernels at run time, and steps be started by calls of CUDA's own."""
+    compiles = hasattr(torch.cuda, "_compile_kernel") and torch.cuda.is_available() and torch.version.cuda is not None
+    return compiles and calls.available()
 
 
 class Kernels:

@@ -12,8 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heterps.runtime.device import calls
 from heterps.runtime.device.streams import streams_of
 
+FETCHED = 64
+"""Events of arrivals on the host that are kept apart: more than steps are under way."""
 ALIGNMENT = 256
 """Bytes: of every field in a buffer."""
 
@@ -65,7 +68,7 @@ class Staging:
         for _ in range(buffers):
             host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
             there = torch.zeros(size, dtype=torch.uint8, device=device)
-            events = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+            events = calls.made_event(self._stream), calls.made_event(self._stream)
             self._free.append(Buffer(host, there, self._views(host), *events))
         self._static = torch.zeros(size, dtype=torch.uint8, device=device)
         self.static = self._views(self._static)
@@ -83,21 +86,22 @@ class Staging:
         with self._freed:
             self._freed.wait_for(lambda: len(self._free) > 0)
             buffer = self._free.popleft()
-        buffer.arrived.synchronize()
+        if not calls.happened(buffer.arrived):
+            buffer.arrived.synchronize()
         return buffer
 
     def send(self, buffer: Buffer) -> None:
         """Starts the copy of a filled buffer to the device."""
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._stream.wait_event(buffer.taken)
-            buffer.device.copy_(buffer.host, non_blocking=True)
-            buffer.arrived.record(self._stream)
+        with torch.cuda.device(self._device):
+            calls.wait(self._stream, buffer.taken)
+            calls.copy(buffer.device, buffer.host, self._stream)
+            calls.record(buffer.arrived, self._stream)
 
     def take(self, buffer: Buffer, stream: Any) -> None:
         """Puts a buffer where the next step computes from, and gives it back."""
-        stream.wait_event(buffer.arrived)
-        self._static.copy_(buffer.device, non_blocking=True)
-        buffer.taken.record(stream)
+        calls.wait(stream, buffer.arrived)
+        calls.copy(self._static, buffer.device, stream)
+        calls.record(buffer.taken, stream)
         self.release(buffer)
 
     def release(self, buffer: Buffer) -> None:
@@ -112,41 +116,42 @@ class Shuttle:
 
     def __init__(self, *like: Tensor) -> None:
         self._memory = [[torch.empty_like(one, requires_grad=False) for one in like] for _ in range(2)]
-        self._done = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
-        self._arrived = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
         self._streams = streams_of(like[0].device)
+        self._done = [calls.made_event(self._streams.bring) for _ in range(2)]
+        self._arrived = [calls.made_event(self._streams.bring) for _ in range(2)]
+        self._fetched = [calls.made_event(self._streams.fetch) for _ in range(FETCHED)]
         self._turn = 0
 
     def bring(self, sources: Sequence[Tensor], targets: Sequence[Tensor], computing: Any) -> None:
-        """Copies to the first rows of `targets`, for what the stream `computing` does next, beside what it does now."""
+        """Copies to the first rows of `targets`, for what the stream `computing` does next, beside what it does now.
+
+        Sources on the host lie in pinned memory and live until they are copied.
+        """
         if sources[0].is_cuda:  # another stage's on this GPU: on the same stream, so it is written by then
             for source, target in zip(sources, targets, strict=True):
                 target[: len(source)].copy_(source, non_blocking=True)
             return
         turn = self._turn = 1 - self._turn
-        there = [memory[: len(source)] for memory, source in zip(self._memory[turn], sources, strict=True)]
-        arrived, done, stream = self._arrived[turn], self._done[turn], self._streams.bring
-        with torch.cuda.stream(stream):
-            stream.wait_event(done)
-            for source, memory in zip(sources, there, strict=True):
-                memory.copy_(source, non_blocking=True)
-            arrived.record(stream)
-        computing.wait_event(arrived)
-        for memory, target in zip(there, targets, strict=True):
-            target[: len(memory)].copy_(memory, non_blocking=True)
-        done.record(computing)
+        memory, arrived, done, stream = self._memory[turn], self._arrived[turn], self._done[turn], self._streams.bring
+        calls.wait(stream, done)
+        for source, there in zip(sources, memory, strict=True):
+            calls.copy(there, source, stream)
+        calls.record(arrived, stream)
+        calls.wait(computing, arrived)
+        for source, there, target in zip(sources, memory, targets, strict=True):
+            calls.copy(target, there[: len(source)], computing)
+        calls.record(done, computing)
 
-    def fetch(self, source: Tensor, computing: Any) -> tuple[Tensor, Any]:
-        """Copies what `computing` has written to pinned memory; gives it, and the event of its arrival."""
-        turn = self._turn = 1 - self._turn
-        there = self._memory[turn][0][: len(source)]
-        written, done, stream = self._arrived[turn], self._done[turn], self._streams.fetch
-        computing.wait_event(done)
-        there.copy_(source, non_blocking=True)
-        written.record(computing)
-        host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-        with torch.cuda.stream(stream):
-            stream.wait_event(written)
-            host.copy_(there, non_blocking=True)
-            done.record(stream)
-            return host, stream.record_event()
+    def fetch(self, source: Tensor, into: Tensor, computing: Any) -> Any:
+        """Copies what `computing` has written to pinned memory; gives the event of its arrival. It lives until then."""
+        turn = self._turn = (self._turn + 1) % FETCHED
+        there, written, done = self._memory[turn % 2][0], self._arrived[turn % 2], self._done[turn % 2]
+        fetched, stream = self._fetched[turn], self._streams.fetch
+        calls.wait(computing, done)
+        calls.copy(there, source, computing)
+        calls.record(written, computing)
+        calls.wait(stream, written)
+        calls.copy(into, there[: len(source)], stream)
+        calls.record(done, stream)
+        calls.record(fetched, stream)
+        return fetched
