@@ -2,7 +2,7 @@
 #include <cmath>
 #include <queue>
 
-#include "parts.hpp"
+#include "beams.hpp"
 
 namespace heterps {
 
@@ -10,7 +10,9 @@ namespace {
 
 constexpr int kFirstSteps = 120, kSteps = 30;   // of the ascent of the whole, and of a part that starts from its parent
 constexpr int kDives = 4;                       // one part in so many is followed into its likelier half at once
-constexpr std::size_t kBeam = 64;               // beginnings of paths that are kept at a layer
+constexpr std::size_t kBeam = 32;               // width
+constexpr double kDearer[] = {1.0, 1.3, 1.7, 2.2};   // what prices are multiplied by in beams
+constexpr double kWide = 0.05;                  // gap
 constexpr int kBeamEvery = 200;                 // parts
 constexpr double kServerFirst = 0.1;            // share of the gap that splitting on the server's units must promise
 
@@ -20,16 +22,10 @@ struct Dearer {
 
 using Queue = std::priority_queue<Part, std::vector<Part>, Dearer>;
 
-// The beginning of a path.
-struct Label {
-  double priced = 0, estimate = 0, own = 0, work = 0;
-  std::int32_t parent = -1, edge = -1;
-};
-
 // Splits parts, the one with the least bound first: on the server's units, or on whether a layer is on a type.
-class Branching : public Pricing {
+class Branching : public Beams {
  public:
-  using Pricing::Pricing;
+  using Beams::Beams;
 
   Path run(Part all, std::int64_t max_effort);
 
@@ -37,9 +33,7 @@ class Branching : public Pricing {
   bool split(const Part& part, Part& likely, Part& unlikely) const;
   bool split_server(const Part& part, Part& likely, Part& unlikely) const;
   std::vector<std::int32_t> open_layers(const Part& part) const;
-  void beam(const Part& part);
-  bool extend(const Part& part, const Label& from, const double* used, const std::vector<BestTwo>& work_after,
-              double constant, Label& to) const;
+  void search(const Part& part);
 };
 
 // By the units the last paths asked for, if the whole unit that rounding up adds makes up enough of the gap.
@@ -97,66 +91,15 @@ bool Branching::split(const Part& part, Part& likely, Part& unlikely) const {
   return true;
 }
 
-// Adds an edge (`to.edge`) to the beginning of a path; false if limits or the cutoff forbid it.
-bool Branching::extend(const Part& part, const Label& from, const double* used, const std::vector<BestTwo>& work_after,
-                       double constant, Label& to) const {
-  const Edge& e = part.edges[to.edge];
-  if (from.edge >= 0 && part.edges[from.edge].type == e.type) return false;
-  to.priced = from.priced + cost(e);
-  to.estimate = to.priced + after_[e.last].without(e.type) + constant;
-  if (!(to.estimate < cutoff) || used[e.type] + units(e) > limit(e.type)) return false;
-  to.own = from.own + e.own;
-  to.work = from.work + e.server;
-  if (!served()) return true;
-  const double on_type = used[tables.server_type] + (e.type == tables.server_type ? units(e) : 0.0);
-  return on_type + server_units(to.work + work_after[e.last].without(e.type)) <= limit(tables.server_type);
-}
-
-// Looks for a cheap path that keeps the limits: layer by layer, the most promising beginnings are kept. Proves nothing.
-void Branching::beam(const Part& part) {
-  backward(part, [](const Edge& e) { return e.server; });
-  const std::vector<BestTwo> work_after = after_;
-  set_prices(part);
-  backward(part, [this](const Edge& e) { return cost(e); });
-  double whole;
-  const double added = constant(part, whole);
-  const std::size_t width = count + 1;   // uses of the types, money and stages
-  std::vector<Label> labels(1);
-  std::vector<double> used(width, 0.0), next(width);
-  std::vector<std::vector<std::int32_t>> at(tables.layers + 1);
-  at[0].push_back(0);
-  const auto better = [&](std::int32_t a, std::int32_t b) { return labels[a].estimate < labels[b].estimate; };
-  for (std::size_t begin = 0, end = 0; begin < part.edges.size(); begin = end) {
-    const int layer = part.edges[begin].first;
-    while (end < part.edges.size() && part.edges[end].first == layer) ++end;
-    std::vector<std::int32_t>& here = at[layer];
-    if (here.size() > kBeam) {
-      std::nth_element(here.begin(), here.begin() + kBeam, here.end(), better);
-      here.resize(kBeam);
+// A beam at the part's prices, and where the gap is wide at dearer ones, too: limits are kept more easily there.
+void Branching::search(const Part& part) {
+  for (const double times : kDearer) {
+    if (times > 1 && !(part.bound < (1 - kWide) * cutoff)) return;
+    Part dearer = part;
+    for (std::size_t row = 0; row < rows(); ++row) {
+      if (row <= rate || row > share) dearer.prices[row] *= times;
     }
-    effort += static_cast<std::int64_t>(here.size() * (end - begin));
-    for (const std::int32_t from : here) {
-      for (std::size_t i = begin; i < end; ++i) {
-        const Edge& e = part.edges[i];
-        Label label{.parent = from, .edge = static_cast<std::int32_t>(i)};
-        if (!extend(part, labels[from], &used[from * width], work_after, added, label)) continue;
-        std::copy_n(used.begin() + from * width, width, next.begin());
-        next[e.type] += units(e);
-        next[rate] += units(e) * tables.price[e.type];
-        next[count] += 1;
-        if (next[rate] > limit(rate) || next[count] > limit(count)) continue;
-        at[e.last].push_back(static_cast<std::int32_t>(labels.size()));
-        labels.push_back(label);
-        used.insert(used.end(), next.begin(), next.end());
-      }
-    }
-  }
-  for (const std::int32_t last : at.back()) {
-    Route route{.own = labels[last].own, .work = labels[last].work};
-    route.uses.assign(used.begin() + last * width, used.begin() + (last + 1) * width);
-    for (std::int32_t i = last; i > 0; i = labels[i].parent) route.edges.push_back(labels[i].edge);
-    std::reverse(route.edges.begin(), route.edges.end());
-    consider(part, route);
+    beam(dearer, kBeam);
   }
 }
 
@@ -174,7 +117,7 @@ Path Branching::run(Part all, std::int64_t max_effort) {
       ascend(part, ++out.parts == 1 ? kFirstSteps : kSteps);
       if (part.bound >= cutoff) break;
       narrow(part);
-      if (out.parts % kBeamEvery == 1) beam(part);
+      if (out.parts % kBeamEvery == 1) search(part);
       Part likely, unlikely;
       if (!split(part, likely, unlikely)) break;
       queue.push(std::move(unlikely));
