@@ -78,6 +78,32 @@ def test_a_distinct_push_needs_a_gradient_for_each_row():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
+def test_a_refused_distinct_push_makes_no_rows(threads: int):
+    some = table(threads=threads)
+    with pytest.raises(ValueError, match="as many gradients"):
+        some.push_distinct(np.arange(100), np.ones((99, DIM), np.float32), ticket=7)
+    assert some.stats().rows == 0
+    some.push_distinct(np.arange(100), np.ones((100, DIM), np.float32), ticket=7)
+    assert some.stats().rows == 100
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("life", [{}, {"admit_after": 2}, {"expire_steps": 3}], ids=str)
+def test_distinct_pulls_count_and_make_rows_as_plain_ones(threads: int, life: dict[str, int]):
+    """While the index grows, with ids that are new, known and, where rows have a life, not admitted or expired."""
+    rng = np.random.default_rng(threads)
+    one, other = table(threads=threads, **life), table(**life)
+    for step in range(12):
+        ids = rng.integers(0, 2000 * (step + 1), 6000)
+        number, rows = np.empty(len(ids), np.int32), np.empty((len(ids), DIM), np.float32)
+        distinct, ticket = one.pull_distinct(ids, number=number, rows=rows)
+        np.testing.assert_array_equal(rows[:distinct][number], other.pull(ids))
+        push(one, other, ids, rng.integers(-3, 4, (len(ids), DIM)).astype(np.float32), number, distinct, ticket)
+        found, expected = one.stats(), other.stats()
+        assert (found.rows, found.hits, found.creations) == (expected.rows, expected.hits, expected.creations)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
 def test_an_empty_push_is_not_that_of_distinct_rows(threads: int):
     some, ids = table(threads=threads), np.arange(1000)
     number, rows = np.empty(1000, np.int32), np.empty((1000, DIM), np.float32)
