@@ -68,6 +68,7 @@ void Beams::beam(const Part& part, std::size_t most) {
   std::vector<Label> labels(1);
   std::vector<double> used(width, 0.0), uses(width);
   std::vector<std::vector<std::int32_t>> at(tables.layers + 1);
+  std::vector<double> worst(tables.layers + 1, kInf);   // estimate at a layer that is too high to be kept
   at[0].push_back(0);
   const auto better = [&](std::int32_t a, std::int32_t b) { return labels[a].estimate < labels[b].estimate; };
   const auto keep = [&](std::vector<std::int32_t>& here, std::size_t some) {
@@ -88,6 +89,7 @@ void Beams::beam(const Part& part, std::size_t most) {
         const Edge& e = part.edges[i];
         Label label{.parent = from, .edge = static_cast<std::int32_t>(i)};
         if (!extend(part, labels[from], &used[from * width], work_after, added, label)) continue;
+        if (!(label.estimate < worst[e.last])) continue;
         std::copy_n(used.begin() + from * width, width, uses.begin());
         uses[e.type] += units(e);
         uses[rate] += units(e) * tables.price[e.type];
@@ -96,6 +98,10 @@ void Beams::beam(const Part& part, std::size_t most) {
         at[e.last].push_back(static_cast<std::int32_t>(labels.size()));
         labels.push_back(label);
         used.insert(used.end(), uses.begin(), uses.end());
+        if (std::vector<std::int32_t>& there = at[e.last]; e.last < tables.layers && there.size() == 2 * kCrowd * most) {
+          keep(there, kCrowd * most);
+          worst[e.last] = labels[*std::max_element(there.begin(), there.end(), better)].estimate;
+        }
       }
     }
   }

@@ -60,29 +60,36 @@ double Graph::credit(double low, double high, const Multipliers& multipliers) co
 
 // In [low, high] a stage has at least the units of `low`, so it costs at least price * units(low) / high a sample; and
 // past the throughput that these units reach, no less than there. A stage that alone breaks its type's limit is out.
-Graph::Weights Graph::weights(double low, double high, const Multipliers& multipliers) const {
-  const double money = multipliers.money;
-  Weights out{.low = low, .high = high, .server_price = money * tables_.server_price()};
-  out.units.resize(stages_.size());
-  out.own.resize(stages_.size());
-  out.priced.resize(stages_.size());
-  const double server_price = tables_.server_price();
-  const double server_priced =
-      tables_.server_type < 0
-          ? 0.0
-          : money * multipliers.server_share * server_price + low * (multipliers.type[tables_.server_type] + multipliers.rate * server_price);
+// These do not depend on prices, which are raised in many steps: they are kept for the next one.
+const Graph::Unpriced& Graph::unpriced(double low, double high, double money) const {
+  if (kept_ && kept_->low == low && kept_->high == high && kept_->money == money) return *kept_;
+  auto out = std::make_shared<Unpriced>(Unpriced{.low = low, .high = high, .money = money});
+  out->units.resize(stages_.size());
+  out->own.resize(stages_.size());
   for (std::size_t e = 0; e < stages_.size(); ++e) {
     const Stage& stage = stages_[e];
     const double units = stage.units(low);
-    const double price = tables_.price[stage.type];
-    out.units[e] = units;
-    if (!(units < kInf) || units > tables_.limit[stage.type]) {
-      out.units[e] = out.own[e] = out.priced[e] = kInf;
-      continue;
-    }
-    out.own[e] = money * price * units * std::max(1.0 / high, stage.seconds(units));
-    out.priced[e] = out.own[e] + server_priced * stage.server +
-                    units * (multipliers.type[stage.type] + multipliers.rate * price);
+    const bool fits = units < kInf && units <= tables_.limit[stage.type];
+    out->units[e] = fits ? units : kInf;
+    out->own[e] = fits ? money * tables_.price[stage.type] * units * std::max(1.0 / high, stage.seconds(units)) : kInf;
+  }
+  kept_ = std::move(out);
+  return *kept_;
+}
+
+Graph::Weights Graph::weights(double low, double high, const Multipliers& multipliers) const {
+  const Unpriced& base = unpriced(low, high, multipliers.money);
+  const double server_price = tables_.server_price();
+  Weights out{.low = low, .high = high, .server_price = base.money * server_price, .units = base.units, .own = base.own};
+  const double server_priced =
+      tables_.server_type < 0
+          ? 0.0
+          : out.server_price * multipliers.server_share + low * (multipliers.type[tables_.server_type] + multipliers.rate * server_price);
+  out.priced.resize(stages_.size());
+  for (std::size_t e = 0; e < stages_.size(); ++e) {
+    const Stage& stage = stages_[e];
+    const double each = multipliers.type[stage.type] + multipliers.rate * tables_.price[stage.type];
+    out.priced[e] = out.own[e] < kInf ? out.own[e] + server_priced * stage.server + out.units[e] * each : kInf;
   }
   return out;
 }

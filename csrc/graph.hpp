@@ -28,11 +28,18 @@ struct BestTwo {
   }
 };
 
+// What stages cost in an interval, whatever the prices: infinity for those that are out.
+struct Graph::Unpriced {
+  double low, high, money;
+  std::vector<double> units{};   // fewest units at `low`
+  std::vector<double> own{};     // the stage's own cost, multipliers and server apart
+};
+
 struct Graph::Weights {
   double low, high;
   double server_price;         // dollars an hour a unit of the server, times what money weighs
-  std::vector<double> units{};   // fewest units at `low`
-  std::vector<double> own{};     // the stage's own cost, multipliers and server apart
+  const std::vector<double>& units;
+  const std::vector<double>& own;
   std::vector<double> priced{};  // own + server + multipliers
 };
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 namespace heterps {
@@ -103,7 +104,7 @@ struct Path {
   std::vector<double> used;     // units of each type
 };
 
-// All stages that may appear in a plan, as edges first -> last of a graph over cut positions.
+// All stages that may appear in a plan, as edges first -> last of a graph over cut positions. For one thread at a time.
 class Graph {
  public:
   explicit Graph(const Tables& tables);
@@ -125,9 +126,11 @@ class Graph {
   double floor() const;
 
  private:
+  struct Unpriced;
   struct Weights;
   struct Costs;
   Graph(const Tables& tables, std::vector<Stage> stages);
+  const Unpriced& unpriced(double low, double high, double money) const;
   Weights weights(double low, double high, const Multipliers& multipliers) const;
   Costs costs_to_go(const std::vector<double>& weight, int max_stages) const;
   // What a path's priced cost is lowered by: limits times their prices, less the server's units that are charged apart.
@@ -138,6 +141,7 @@ class Graph {
   std::vector<Stage> stages_;             // ordered by first
   std::vector<std::int32_t> begin_;       // stages that start at i: begin_[i] .. begin_[i + 1]
   double least_server_ = 0;               // least parameter-server work of any path
+  mutable std::shared_ptr<const Unpriced> kept_;
 };
 
 // One direction of a micro-batch through a stage: seconds on each resource that it needs, all at once.
