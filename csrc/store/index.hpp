@@ -13,6 +13,8 @@
 
 namespace heterps::store {
 
+inline constexpr std::uint64_t kLastHash = ~std::uint64_t{0};   // the end of the order that `each` goes in
+
 class Index {
  public:
   Index();
