@@ -9,6 +9,7 @@
 #include "arrays.hpp"
 #include "data/bindings.hpp"
 #include "planner.hpp"
+#include "run/bindings.hpp"
 #include "store/bindings.hpp"
 
 namespace nb = nanobind;
@@ -86,6 +87,7 @@ nb::tuple simulate_all(Loads loads, const std::vector<double>& units, const std:
 NB_MODULE(_native, m) {
   bind_store(m);
   bind_data(m);
+  bind_run(m);
 
   nb::class_<Tables>(m, "Tables")
       .def("__init__", [](Tables* self, int layers, int types, Table serial, Table parallel, Table sync_serial,

@@ -227,3 +227,24 @@ def hash_integers(values: Int64s, key: int, out: Int64s) -> None:
 
 def permutation(size: int, key: int, begin: int, stride: int, count: int) -> Int64s:
     """Images of begin, begin + stride, ... (`count` of them) under a permutation of [0, size)."""
+
+class Inbox:
+    """What a thread waits for: messages, put by others, and a bell that native threads ring."""
+
+    def __init__(self) -> None: ...
+    def put(self, message: Any) -> None: ...
+    def get(self, wait: bool) -> Any:
+        """The next message; None if there is none, with `wait` not before the bell rang."""
+    def ring(self) -> None: ...
+
+class Errands:
+    """See `SparseTable.errands`. Whoever asks keeps the arrays until `pushed` has told of their exchange."""
+
+    def __init__(self, table: SparseTable, inbox: Inbox, lag: int, await_event: int) -> None: ...
+    def pull(self, ids: Ids, number: Ids, rows: Rows, seconds: int) -> None: ...
+    def push(self, grads: int, event: int, lr: float | None, seconds: int) -> None:
+        """Gradients, by address, of the first exchange that had none yet."""
+    def pulled(self) -> tuple[int, float, float] | None:
+        """The next pull that is done: distinct rows, and when it began and ended (`time.perf_counter`)."""
+    def pushed(self) -> tuple[int, float, float] | None: ...
+    def close(self) -> None: ...

@@ -11,27 +11,16 @@
 #include <stdexcept>
 
 #include "../arrays.hpp"
+#include "bound.hpp"
 #include "hash.hpp"
 #include "shards.hpp"
 #include "slots.hpp"
-#include "table.hpp"
 
 namespace nb = nanobind;
 using namespace heterps::store;
 using heterps::array;
 
 namespace {
-
-using Ids = nb::ndarray<const std::int64_t, nb::c_contig, nb::device::cpu>;
-using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
-using IdsOut = nb::ndarray<std::int64_t, nb::c_contig, nb::device::cpu>;
-using IntsOut = nb::ndarray<std::int32_t, nb::c_contig, nb::device::cpu>;
-using FloatsOut = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
-using Words = nb::ndarray<const std::uint32_t, nb::c_contig, nb::device::cpu>;
-
-void same(std::size_t given, std::size_t wanted, const char* what) {
-  if (given != wanted) throw std::invalid_argument(std::string(what) + " of another size than the ids ask for");
-}
 
 Kind kind_of(const std::string& name) {
   static const char* const kNames[] = {"sgd", "momentum", "adagrad", "rowwise-adagrad", "adam", "ftrl"};
@@ -68,12 +57,6 @@ void check_offsets(const Ids& ids, const Ids& offsets) {
   }
   if (offsets.size() == 0 && ids.size() > 0) throw std::invalid_argument("ids without a bag: offsets are empty");
 }
-
-struct Bound {   // a table and the widths that its arguments are checked against
-  Bound(const Config& config, int threads) : dim(config.dim), state(config.state_floats), table(config, threads) {}
-  std::size_t dim, state;
-  Table table;
-};
 
 nb::tuple chunk_arrays(Chunk chunk, std::size_t dim, std::size_t state) {
   const std::size_t rows = chunk.ids.size();

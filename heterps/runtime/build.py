@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from heterps.models import Chain
+from heterps.models import Chain, Layer
 from heterps.models.layer import SparseEmbedding
 from heterps.runtime.device import kernels
 from heterps.runtime.device.graph import GraphStage
 from heterps.runtime.device.rows import DeviceRows
 from heterps.runtime.device.table import DeviceTable, KernelTable
+from heterps.runtime.exchange import Exchange, ExchangeStage
 from heterps.runtime.placement import StageSpec, cores
 from heterps.runtime.rows import DistinctRows, HostRows, Rows
 from heterps.runtime.settings import Settings
@@ -30,10 +31,18 @@ def look_ahead(specs: Sequence[StageSpec]) -> int:
 
 
 def build_stages(
-    chain: Chain, specs: Sequence[StageSpec], shared: Shared, settings: Settings, on_score: OnScore, *, ahead: int
+    chain: Chain,
+    specs: Sequence[StageSpec],
+    shared: Shared,
+    settings: Settings,
+    on_score: OnScore,
+    *,
+    ahead: int,
+    exchanges: bool = False,
 ) -> list[Stage]:
-    """The stages, their modules on their devices."""
-    return [build_stage(spec, chain, specs, shared, settings, on_score, ahead=ahead) for spec in specs]
+    """The stages, their modules on their devices. With `exchanges`, the first one may only start pulls and pushes."""
+    context = _Context(chain, specs, shared, settings, on_score, ahead, exchanges)
+    return [context.stage(spec) for spec in specs]
 
 
 def build_stage(
@@ -47,7 +56,7 @@ def build_stage(
     ahead: int,
 ) -> Stage:
     """One of the stages, with its own tables in `shared`."""
-    return _Context(chain, specs, shared, settings, on_score, ahead).stage(spec)
+    return _Context(chain, specs, shared, settings, on_score, ahead, exchanges=False).stage(spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +67,44 @@ class _Context:
     settings: Settings
     on_score: OnScore
     ahead: int
+    exchanges: bool
 
     def stage(self, spec: StageSpec) -> Stage:
-        rows = self._rows(spec)
         options: dict[str, Any] = {
             "optimizer": self.settings.make_optimizer, "precision": self.settings.dtype, "on_score": self.on_score,
             "keep_weights_version": self.settings.steps_ahead > 0,
         }  # fmt: skip
+        if self._only_exchanges(spec):
+            return ExchangeStage(spec, self.chain, [], exchanges=self._exchanges(spec), **options)
+        rows = self._rows(spec)
         if not self._as_graph(spec, rows):
             return Stage(spec, self.chain, rows, **options)
         return GraphStage(
             spec, self.chain, rows, buffers=self.settings.steps_ahead + self.ahead + 2,
             clip_norm=self.settings.clip_norm, scheduled=self.settings.schedule is not None, **options,
         )  # fmt: skip
+
+    def _only_exchanges(self, spec: StageSpec) -> bool:
+        """Rows that only cross, whole batches at once, of tables here that nobody else uses."""
+        layers = self._layers(spec)
+        if not self.exchanges or spec.number > 0 or self.settings.micro_batches > 1:
+            return False
+        return all(
+            isinstance(layer, SparseEmbedding)
+            and self._only_crosses(spec, layer)
+            and isinstance(self.shared[layer.table_name].table, SparseTable)
+            and self.shared[layer.table_name].users == 1
+            for layer in layers
+        )
+
+    def _exchanges(self, spec: StageSpec) -> list[Exchange]:
+        found = []
+        for layer in self._layers(spec):
+            assert isinstance(layer, SparseEmbedding)
+            table = self.shared[layer.table_name].table
+            assert isinstance(table, SparseTable)
+            found.append(Exchange(layer, table, staleness=self.settings.steps_ahead))
+        return found
 
     def _as_graph(self, spec: StageSpec, rows: Sequence[Rows]) -> bool:
         """A graph updates at once: that needs the loss, rows on the device, and no other stage's gradient norms."""
@@ -107,7 +141,7 @@ class _Context:
     def _kind_of_table(self, spec: StageSpec) -> type[DeviceTable]:
         return KernelTable if spec.device.type == "cuda" and kernels.available() else DeviceTable
 
-    def _layers(self, spec: StageSpec) -> Sequence[object]:
+    def _layers(self, spec: StageSpec) -> Sequence[Layer]:
         return self.chain.layers[spec.first : spec.last + 1]
 
     def _lives_on(self, spec: StageSpec, table: str) -> bool:

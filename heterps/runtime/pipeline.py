@@ -1,4 +1,4 @@
-"""Stages as threads of one process, wired to each other, fed from here, and stopped together."""
+"""Stages in threads of one process, wired to each other, fed from here, and stopped together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from heterps.errors import HeterPSError, InvalidInput
 from heterps.models.batch import Batch, batch_size
 from heterps.runtime.memory import keep_freed_memory
 from heterps.runtime.placement import StageSpec
+from heterps.runtime.runner import Runner
 from heterps.runtime.stage import Stage, Step
-from heterps.runtime.worker import Backward, Fed, Forward, Stop, Worker
+from heterps.runtime.worker import Backward, Fed, Forward, Worker
 from heterps.telemetry import Recorder
 
 SWITCH_S = 0.0005
@@ -75,16 +76,31 @@ class Pipeline:
         self._on_failure = on_failure
         self._in_flight = staleness + 1 + ahead
         # One thread for each stage: what a stage waits for there must not hold up the others.
-        self._preparers = [ThreadPoolExecutor(1, thread_name_prefix="prepare") for _ in stages]
+        self._preparers = [
+            None if stage.only_starts else ThreadPoolExecutor(1, thread_name_prefix="prepare") for stage in stages
+        ]
         self._workers = [Worker(stage, self, first_step=first_step, staleness=staleness) for stage in stages]
+        self._runners: list[Runner] = []
+        """Of each stage."""
+        self._share_out(shares=clip_norm is None)  # to clip, stages wait for each other
         keep_freed_memory()
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(SWITCH_S, self._switch_s))
         # PyTorch keeps the threads of matrix products by thread, but those of simpler operations for the whole process:
         # the stage with the most units sets them last.
-        for worker in sorted(self._workers, key=lambda worker: worker.stage.spec.threads):
-            worker.start()
-            worker.started.wait()
+        for runner in sorted(set(self._runners), key=lambda one: max(w.stage.spec.threads for w in one.workers)):
+            runner.start()
+            runner.started.wait()
+
+    def _share_out(self, *, shares: bool) -> None:
+        """Makes the threads. With `shares`, a stage that only starts things goes with the next one if that is brief."""
+        own: list[Worker] = []
+        for worker, following in zip(self._workers, [*self._workers[1:], None], strict=True):
+            own.append(worker)
+            if shares and worker.stage.only_starts and following is not None and following.stage.brief:
+                continue
+            self._runners += [Runner(own, self.fail)] * len(own)
+            own = []
 
     def submit(self, batch: Batch, micro_batches: int) -> int:
         """Feeds a batch as the next step, as soon as there is room; gives the step's number."""
@@ -95,9 +111,11 @@ class Pipeline:
         bounds = [size * part // parts for part in range(parts + 1)]
         self._wait(lambda: number - min(self._applied) < self._in_flight)
         self._submitted += 1
-        for worker, preparer in zip(self._workers, self._preparers, strict=True):
-            step = Step(number, {name: batch[name] for name in worker.stage.reads}, bounds)
-            worker.inbox.put(Fed(step, preparer.submit(worker.stage.prepare, step)))
+        for runner, worker, preparer in zip(self._runners, self._workers, self._preparers, strict=True):
+            stage = worker.stage
+            step = Step(number, {name: batch[name] for name in stage.reads}, bounds)
+            prepared = stage.prepare(step) if preparer is None else preparer.submit(stage.prepare, step)
+            runner.send(worker, Fed(step, prepared))
         return number
 
     def drain(self) -> None:
@@ -131,20 +149,21 @@ class Pipeline:
             self._closed = True
             self._changed.notify_all()
         self._on_failure()
-        for worker in self._workers:
-            worker.inbox.put(Stop())
+        for runner in self._runners:
+            runner.stop()
         for preparer in self._preparers:
-            preparer.shutdown(cancel_futures=True)
+            if preparer is not None:
+                preparer.shutdown(cancel_futures=True)
         sys.setswitchinterval(self._switch_s)
-        for worker in self._workers:
-            if worker is not threading.current_thread():
-                worker.join()
+        for runner in self._runners:
+            if runner is not threading.current_thread():
+                runner.join()
 
     # Called by workers.
 
     def send(self, stage: int, message: Forward | Backward) -> None:
         """Hands tensors to a neighbouring stage."""
-        self._workers[stage].inbox.put(message)
+        self._runners[stage].send(self._workers[stage], message)
 
     def applied(self, stage: int, step: Step, loss: SupportsFloat | None) -> None:
         """A stage has updated its weights for a step."""
@@ -176,8 +195,8 @@ class Pipeline:
                 self._error, self._failed_stage = error, stage
             self._changed.notify_all()
         self._on_failure()
-        for worker in self._workers:
-            worker.inbox.put(Stop())
+        for runner in self._runners:
+            runner.stop()
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from heterps._native import Inbox
 from heterps.errors import InvalidInput
 from heterps.models import Bags, Chain, run_layer
 from heterps.models.batch import Batch
@@ -20,6 +21,7 @@ from heterps.runtime import adam
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.rows import DistinctRows, HostRows, Lookup, Rows
 from heterps.runtime.threads import threads_for, use_for_simple_operations
+from heterps.telemetry import Recorder
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Tensors = dict[str, Any]
@@ -69,6 +71,10 @@ class Stage:
 
     applies_at_once = False
     """Whether `forward` also updates, so that learning rates must be set before it."""
+    brief = False
+    """Whether its calls return soon, as others do what they start."""
+    only_starts = False
+    """Whether also `prepare` is brief, gradients need not have arrived, and updates go on after `apply`."""
 
     def __init__(
         self,
@@ -141,7 +147,7 @@ class Stage:
     def _is_spent(self, layer: SparseEmbedding, chain: Chain) -> bool:
         """Whether the rows of a layer are a copy that one layer reads here, and nobody afterwards."""
         readers = sum(other.reads.count(layer.writes[0]) for other in chain.layers)
-        rows = self._rows_of[layer.name]
+        rows = self._rows_of.get(layer.name)
         own = isinstance(rows, HostRows) and rows.copies and self.spec.device.type == "cpu"
         return own and readers == 1 and layer.writes[0] not in self.outgoing and self._precision == torch.float32
 
@@ -152,6 +158,17 @@ class Stage:
 
     def _writes(self, tensor: str | None) -> bool:
         return any(tensor in layer.writes for layer in self.layers)
+
+    def connect(self, inbox: Inbox, recorder: Recorder) -> None:
+        """Tells what wakes the thread that will run it, and who takes down work that is not done by that thread."""
+
+    def is_prepared(self, prepared: Any) -> bool:
+        """Whether a step may begin, if that is not waited for in `begin`. `prepared` is what `prepare` will give."""
+        return True
+
+    def is_applied(self, step: int) -> bool:
+        """Whether the updates of a step are done, if `apply` does not wait for them."""
+        return True
 
     def prepare(self, step: Step) -> Any:
         """Work on a step that needs no dense weights, done ahead and in another thread: looking ids up."""

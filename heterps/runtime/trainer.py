@@ -71,7 +71,7 @@ class Trainer:
         ahead = look_ahead(specs)
         self._checkpoints = Store(settings.checkpoints) if settings.checkpoints is not None else None
         optimizers = self._resume()  # before the stages are made: they may take rows with them to a GPU
-        self._stages = build_stages(chain, specs, shared, settings, self._score, ahead=ahead)
+        self._stages = build_stages(chain, specs, shared, settings, self._score, ahead=ahead, exchanges=True)
         for stage in self._stages:
             stage.load_optimizer(optimizers)
         for push in shared.values():

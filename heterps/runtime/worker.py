@@ -1,15 +1,14 @@
-"""A stage's thread: takes what comes, backward first, and never runs further ahead than it may."""
+"""What a stage does next: it takes what comes, backward first, and never runs further ahead than it may."""
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any, Protocol, SupportsFloat
 
-import torch
-
+from heterps._native import Inbox
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.schedules import Schedule
 from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
@@ -18,7 +17,7 @@ from heterps.telemetry import Recorder
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """A batch for this stage; `prepared` is waited for before it is used."""
+    """A batch for this stage, and what prepares it: a future, or of a stage that only starts things what it gave."""
 
     step: Step
     prepared: Any
@@ -52,9 +51,7 @@ class Backward:
                 grad.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The run is over."""
+Message = Fed | Forward | Backward
 
 
 class Hub(Protocol):
@@ -80,8 +77,8 @@ class Hub(Protocol):
         ...
 
 
-class Worker(threading.Thread):
-    """Runs one stage.
+class Worker:
+    """Runs one stage, in the thread of a `Runner`.
 
     A forward may start when its batch and its activations are there and at most `staleness` earlier steps are not
     applied yet. Backward goes before forward, so that what is in flight stays little. A step is applied when the
@@ -97,69 +94,56 @@ class Worker(threading.Thread):
         staleness: int,
         before: Callable[[Step, int], None] = lambda step, micro_batch: None,
     ) -> None:
-        """Makes the thread; `before` is called in it ahead of each forward."""
-        super().__init__(name=str(stage.spec), daemon=True)
+        """Takes a stage over; `before` is called ahead of each forward."""
         self.stage = stage
-        self.started = threading.Event()
-        self.inbox: SimpleQueue[Fed | Forward | Backward | Stop] = SimpleQueue()
         self._pipeline, self._before = pipeline, before
         self._staleness = staleness
         self._applied = first_step  # steps before this one
+        self._gone_back = first_step  # those whose backward is done
         self._next = (first_step, 0)
         self._fed: dict[int, Fed] = {}
         self._arrived: dict[tuple[int, int], Tensors] = {}
         self._returned: dict[tuple[int, int], Backward] = {}
         self._undone: dict[int, int] = {}  # micro-batches of a step without a backward
+        self._applying: deque[tuple[Step, SupportsFloat | None]] = deque()
 
-    def run(self) -> None:
-        """Works until told to stop; an error ends the whole pipeline."""
-        try:
-            if self.stage.spec.device.type == "cuda":
-                torch.cuda.set_device(self.stage.spec.device)
-            else:
-                torch.set_num_threads(self.stage.spec.threads)
-            self.started.set()
-            while self._listen(block=False) and self._work():
-                pass
-        except BaseException as error:  # whatever it is, nobody may wait for this stage any longer
-            self.started.set()
-            self._pipeline.fail(error, self.stage.spec)
+    def connect(self, inbox: Inbox) -> None:
+        """Tells what wakes the thread that calls `work`."""
+        self.stage.connect(inbox, self._pipeline.recorder)
 
-    def _work(self) -> bool:
-        """Does one thing, or waits for a message. False to stop."""
+    def take(self, message: Message) -> None:
+        """Notes what has come."""
+        if isinstance(message, Fed):
+            self._fed[message.step.number] = message
+            self._undone[message.step.number] = message.step.parts
+        elif isinstance(message, Forward):
+            self._arrived[message.step, message.micro_batch] = message.tensors
+        else:
+            self._returned[message.step, message.micro_batch] = message
+
+    def work(self) -> bool:
+        """Does one thing, if there is one to do; false if not."""
+        if self._applying and self._finish_applying():
+            return True
         returned = self._returned.get(self._next_backward())
-        if returned is not None and (returned.ready() or not self._may_go_forward()):
+        if returned is not None and (self.stage.only_starts or returned.ready() or not self._may_go_forward()):
             self._backward(returned)
             return True
         if self._may_go_forward():
             self._forward()
             return True
-        return self._listen(block=True)
-
-    def _listen(self, *, block: bool) -> bool:
-        """Takes the messages that are there, with `block` at least one. False to stop."""
-        while block or not self.inbox.empty():
-            message = self.inbox.get()
-            block = False
-            if isinstance(message, Stop):
-                return False
-            if isinstance(message, Fed):
-                self._fed[message.step.number] = message
-                self._undone[message.step.number] = message.step.parts
-            elif isinstance(message, Forward):
-                self._arrived[message.step, message.micro_batch] = message.tensors
-            else:
-                self._returned[message.step, message.micro_batch] = message
-        return True
+        return False
 
     def _next_backward(self) -> tuple[int, int]:
         """In the order of forwards, whoever of several replicas of the next stage was the first."""
-        step = self._fed.get(self._applied)
-        return self._applied, step.step.parts - self._undone[self._applied] if step is not None else 0
+        fed = self._fed.get(self._gone_back)
+        return self._gone_back, fed.step.parts - self._undone[self._gone_back] if fed is not None else 0
 
     def _may_go_forward(self) -> bool:
         step, _ = self._next
         if step not in self._fed or step - self._applied > self._staleness:
+            return False
+        if not self.stage.is_prepared(self._fed[step].prepared):
             return False
         return self.stage.spec.number == 0 or self._next in self._arrived or not self._fed[step].step.parts
 
@@ -169,7 +153,7 @@ class Worker(threading.Thread):
         step = fed.step
         incoming = self._arrived.pop(self._next, {})
         if micro_batch == 0:
-            prepared = fed.prepared.result()
+            prepared = fed.prepared if self.stage.only_starts else fed.prepared.result()
         with self._span("forward", number, micro_batch):
             if micro_batch == 0:
                 if self.stage.applies_at_once:
@@ -191,7 +175,8 @@ class Worker(threading.Thread):
     def _backward(self, message: Backward) -> None:
         del self._returned[message.step, message.micro_batch]
         step = self._fed[message.step].step
-        message.wait()  # not within the span: that is the time of this stage's work
+        if not self.stage.only_starts:
+            message.wait()  # not within the span: that is the time of this stage's work
         with self._span("backward", message.step, message.micro_batch):
             grads = self.stage.backward(step, message.micro_batch, message.tensors)
         self._sent_back(step, message.micro_batch, grads)
@@ -210,13 +195,26 @@ class Worker(threading.Thread):
             if not self.stage.applies_at_once:
                 self._set_lr(step.number)
             loss = self.stage.apply(step, scale=scale)
+        self._gone_back = step.number + 1
+        self._applying.append((step, loss))
+        self._finish_applying()
+
+    def _finish_applying(self) -> bool:
+        """Tells of the next step whose updates are done; false if there is none."""
+        step, loss = self._applying[0]
+        if not self.stage.is_applied(step.number):
+            return False
+        self._applying.popleft()
         self._applied = step.number + 1
         del self._undone[step.number], self._fed[step.number]
         self._pipeline.applied(self.stage.spec.number, step, loss)
+        return True
 
     def _set_lr(self, step: int) -> None:
         if self._pipeline.schedule is not None:
             self.stage.set_lr(self._pipeline.schedule(step))
 
     def _span(self, name: str, step: int, micro_batch: int | None) -> Any:
+        if self.stage.only_starts:
+            return nullcontext()  # it tells of its work itself
         return self._pipeline.recorder.span(name, stage=self.stage.spec.number, step=step, micro_batch=micro_batch)

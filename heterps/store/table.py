@@ -126,6 +126,16 @@ class SparseTable:
         rows = as_rows(grads, (len(grads), self.config.dim), "gradients")
         self._core.push_distinct(as_ids(ids), ticket, rows, self.seconds)
 
+    def errands(self, inbox: _native.Inbox, *, lag: int, await_event: int) -> _native.Errands:
+        """Exchanges of distinct rows, done by threads of their own, that ring the inbox when one is done.
+
+        Args:
+            inbox: whose reader looks what is done.
+            lag: a pull waits for the push of so many exchanges before it.
+            await_event: address of a C function that waits for a device's event; 0 if there are no events.
+        """
+        return _native.Errands(self._core, inbox, lag, await_event)
+
     def bag(
         self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", out: Rows | None = None, create: bool = True
     ) -> Rows:

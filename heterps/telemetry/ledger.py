@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
@@ -64,7 +65,7 @@ class Span:
 class _Busy:
     """Time that a stage spends in work: the union over its threads, so that nested spans and replicas count once."""
 
-    __slots__ = ("active", "marked_s", "marked_t", "seconds", "since")
+    __slots__ = ("active", "marked_s", "marked_t", "seconds", "since", "told")
 
     def __init__(self) -> None:
         self.active = 0
@@ -73,6 +74,8 @@ class _Busy:
         """When the first of them began."""
         self.seconds = 0.0
         """Of closed ones."""
+        self.told = 0.0
+        """Up to where work that others measured is in it."""
         self.marked_t = 0.0
         self.marked_s = 0.0
         """Time, and `at(time)`, when the share was last asked for."""
@@ -86,7 +89,7 @@ class Ledger:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.origin = clock()
+        self.origin, self._counter_origin = clock(), time.perf_counter()
         self.keep: Callable[[Span], None] | None = None
         """Takes each span that ended; None if nobody wants them."""
         self.failed: Callable[[Exception], None] = _ignore
@@ -122,6 +125,23 @@ class Ledger:
                 busy.active -= 1
                 if not busy.active:
                     busy.seconds += span.t + duration_s - busy.since
+
+    def add(self, span: Span, began: float, ended: float) -> None:
+        """A span of work that was measured elsewhere, by `time.perf_counter`: told when it is over."""
+        span.duration_s = ended - began
+        span.t = began - self._counter_origin
+        key, stage = (span.stage, span.name), span.stage
+        assert stage is not None
+        with self._lock:
+            count, seconds = self._totals.get(key, (0, 0.0))
+            self._totals[key] = count + 1, seconds + span.duration_s
+            busy = self._busy.setdefault(stage, _Busy())
+            # What is told overlaps at most with what was told last.
+            busy.seconds += max(0.0, span.t + span.duration_s - max(span.t, busy.told))
+            busy.told = max(busy.told, span.t + span.duration_s)
+        if self.keep is not None:
+            span.thread = get_ident()
+            self.keep(span)
 
     def count(self, name: str, n: float) -> None:
         """Adds to a counter."""

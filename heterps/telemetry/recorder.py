@@ -59,6 +59,13 @@ class Recorder:
         """A context manager that measures its block. Work of a stage is named as in `WORK`, such as "forward"."""
         return Span(self._ledger, name, stage, step, micro_batch)
 
+    def worked(self, stage: int, name: str, step: int, began: float, ended: float) -> None:
+        """A span of a stage's work that was done elsewhere, in seconds of `time.perf_counter`."""
+        try:
+            self._ledger.add(Span(self._ledger, name, stage, step, None), began, ended)
+        except Exception as error:
+            self._failed(error)
+
     def count(self, name: str, n: float = 1) -> None:
         """Adds `n` to a counter."""
         try:

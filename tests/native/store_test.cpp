@@ -1,4 +1,5 @@
 // The store's core under sanitizers: random calls against a plain map, and many threads at once. Prints "ok" at the end.
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include <set>
 #include <thread>
 
+#include "../run/errands.hpp"
 #include "hash.hpp"
 #include "slots.hpp"
 #include "table.hpp"
@@ -236,6 +238,41 @@ void slots_by_many_threads() {
   CHECK(std::set<std::int64_t>(all.begin(), all.end()).size() == all.size());
 }
 
+// Exchanges by threads of their own, asked for by one and watched by another, end as calls one by one do.
+void errands(int threads) {
+  constexpr std::size_t count = 500, dim = 4, exchanges = 60;
+  Table one(config(dim, Kind::rowwise_adagrad), threads), other(config(dim, Kind::rowwise_adagrad), threads);
+  std::mt19937_64 rng(11);
+  std::vector<std::vector<std::int64_t>> ids(exchanges, std::vector<std::int64_t>(count));
+  std::vector<std::vector<std::int32_t>> number(exchanges, std::vector<std::int32_t>(count));
+  std::vector<std::vector<float>> rows(exchanges, std::vector<float>(count * dim));
+  const std::vector<float> grads(count * dim, 0.25f);
+  for (auto& own : ids) {
+    for (auto& id : own) id = static_cast<std::int64_t>(rng() % 300);
+  }
+  std::atomic<int> rung = 0;
+  heterps::run::Errands work(one, 1, nullptr, [&] { ++rung; });
+  std::thread asks([&] {
+    for (std::size_t i = 0; i < exchanges; ++i) work.pull(ids[i].data(), count, number[i].data(), rows[i].data(), 0);
+  });
+  std::size_t pulled = 0, pushed = 0;
+  while (pushed < exchanges) {
+    if (work.pulled()) work.push(grads.data(), nullptr, 0.5f, 0), ++pulled;
+    if (work.pushed()) ++pushed;
+  }
+  asks.join();
+  work.close();
+  CHECK(pulled == exchanges && rung == 2 * exchanges);
+  other.set_lr(0.5f);
+  std::vector<std::int32_t> numbers(count);
+  std::vector<float> expected(count * dim);
+  for (std::size_t i = 0; i < exchanges; ++i) {
+    const auto [distinct, ticket] = other.pull_distinct(ids[i].data(), count, numbers.data(), expected.data(), 0);
+    for (std::size_t j = 0; j < distinct * dim; ++j) CHECK(rows[i][j] == expected[j]);
+    other.push_distinct(ids[i].data(), count, ticket, grads.data(), distinct, 0);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -255,5 +292,6 @@ int main() {
     parts(5, threads);
   }
   slots_by_many_threads();
+  for (const int threads : {1, 2}) errands(threads);
   std::puts("ok");
 }

@@ -104,6 +104,19 @@ def test_busy_is_since_the_last_call_and_counts_what_is_open():
     assert recorder.busy_s(0) == pytest.approx(4.0)
 
 
+def test_work_that_was_done_elsewhere_counts_when_it_is_told():
+    """Two seconds, and two more that overlap by one: three busy, four in the totals."""
+    recorder = Recorder()
+    now = time.perf_counter()
+    recorder.worked(0, "forward", 7, now + 1.0, now + 3.0)
+    recorder.worked(0, "forward", 8, now + 2.0, now + 4.0)
+    recorder.worked(1, "update", 7, now, now + 1.0)
+    assert recorder.busy_s(0) == pytest.approx(3.0)
+    totals = recorder.totals()
+    assert totals[0, "forward"] == Total(2, pytest.approx(4.0))
+    assert totals[1, "update"] == Total(1, pytest.approx(1.0))
+
+
 def test_busy_is_the_union_over_the_threads_of_a_stage():
     """Work from 0 to 2 in one thread and 1 to 4 in another, of 8 seconds: 4 busy, 5 in the totals."""
     clock = Clock()

@@ -35,10 +35,11 @@ from heterps.runtime.feed import Feed
 from heterps.runtime.memory import keep_freed_memory
 from heterps.runtime.pipeline import StageFailed
 from heterps.runtime.placement import StageSpec
+from heterps.runtime.runner import Runner
 from heterps.runtime.stage import Stage, Step, named_states
 from heterps.runtime.tables import Shared, bind_tables, fail_all
 from heterps.runtime.trainer import CHECKED_STEPS, check_labels
-from heterps.runtime.worker import Backward, Fed, Forward, Stop, Worker
+from heterps.runtime.worker import Backward, Fed, Forward, Worker
 from heterps.telemetry.metrics import Auc
 
 
@@ -56,7 +57,7 @@ class Replica:
         self.recorder = self._spans.recorder
         self._changed = threading.Condition()
         self._error: BaseException | None = None
-        self._worker: Worker | None = None
+        self._runner: Runner | None = None
 
     # In the order of calls.
 
@@ -144,10 +145,11 @@ class Replica:
     def _start(self) -> None:
         keep_freed_memory()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-        self._worker = Worker(
+        worker = Worker(
             self._stage, self, first_step=self.step, staleness=self._settings.steps_ahead, before=self._seed
         )
-        self._worker.start()
+        self._runner = Runner([worker], self.fail)
+        self._runner.start()
         self._mail.on_lost = self._fail
         self._mail.on("forward", self._arrived)
         self._mail.on("backward", self._arrived)
@@ -188,8 +190,7 @@ class Replica:
             micro_batches=self._settings.micro_batches, replica=self._seat.replica, replicas=self._own.replicas,
         )  # fmt: skip
         self._wait(lambda: number - self.step <= self._settings.steps_ahead + self._ahead)
-        assert self._worker is not None
-        self._worker.inbox.put(Fed(share, self._pool.submit(self._stage.prepare, share)))
+        self._take(Fed(share, self._pool.submit(self._stage.prepare, share)))
         self._submitted += 1
         self._samples += share.samples
         self._position = read.position
@@ -216,9 +217,9 @@ class Replica:
     def close(self) -> None:
         """Ends it in good order."""
         fail_all(self._shared)
-        if self._worker is not None:
-            self._worker.inbox.put(Stop())
-            self._worker.join()
+        if self._runner is not None:
+            self._runner.stop()
+            self._runner.join()
             self._pool.shutdown(cancel_futures=True)
         self._feed.__exit__()
         if self._client is not None:
@@ -235,10 +236,13 @@ class Replica:
         self._mail.send(self._layout.owner(stage, number), Message(kind, message.step, str(number), tensors))
 
     def _arrived(self, message: Message) -> None:
-        assert self._worker is not None
         own = (int(message.part) - self._seat.replica) // self._own.replicas
         kind = Forward if message.kind == "forward" else Backward
-        self._worker.inbox.put(kind(message.step, own, unpacked(message.tensors)))
+        self._take(kind(message.step, own, unpacked(message.tensors)))
+
+    def _take(self, message: Fed | Forward | Backward) -> None:
+        assert self._runner is not None
+        self._runner.send(self._runner.workers[0], message)
 
     def _seed(self, step: Step, micro_batch: int) -> None:
         assert isinstance(step, Share)

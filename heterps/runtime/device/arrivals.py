@@ -49,7 +49,7 @@ class Arrival:
             return None
         own = isinstance(value, Lookup)
         into = value.rows if own else torch.empty(value.shape, dtype=grad.dtype, pin_memory=True)
-        return OnItsWay(into, self._out.fetch(grad[: len(into)], into, stream))
+        return OnItsWay(into, self._out.fetch(grad, into, stream))
 
 
 def _pinned(value: Tensor) -> Tensor:

@@ -25,35 +25,44 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 
 @cache
-def _library() -> ctypes.PyDLL | None:
-    """The CUDA runtime that PyTorch has loaded; None if it cannot be found."""
+def _functions() -> dict[str, Any]:
+    """Of the CUDA runtime that PyTorch has loaded; none if it cannot be found."""
     try:
         library = ctypes.PyDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
     except OSError:
-        return None
+        return {}
+    found = {name: getattr(library, name) for name in (*_SIGNATURES, "cudaEventSynchronize")}
     for name, arguments in _SIGNATURES.items():
-        getattr(library, name).argtypes = arguments
-    return library
+        found[name].argtypes = arguments
+    return found
 
 
 def available() -> bool:
     """True if these calls can be made."""
-    return _library() is not None
+    return bool(_functions())
+
+
+def address_of_wait() -> int:
+    """Where the function is that waits for an event, for native code to call; 0 if there is none."""
+    function = _functions().get("cudaEventSynchronize")
+    return ctypes.cast(function, ctypes.c_void_p).value or 0 if function is not None else 0
 
 
 def _call(name: str, *arguments: Any) -> int:
-    code = int(getattr(_library(), name)(*arguments))
+    code: int = _functions()[name](*arguments)
     if code not in (0, _NOT_READY):
         raise RuntimeError(f"{name}: CUDA error {code}")
     return code
 
 
-def copy(target: Tensor, source: Tensor, stream: Any) -> None:
-    """Copies a tensor to the beginning of another one of its type; both contiguous, on the host in pinned memory.
+def copy(target: Tensor, source: Tensor, stream: Any, *, size: int | None = None) -> None:
+    """Copies the first `size` bytes of a tensor, or all, to the beginning of another one.
 
-    Both must live until the copy is done: PyTorch does not know of it.
+    Both are contiguous and have room for it, on the host in pinned memory, and live until the copy is done: PyTorch
+    does not know of it.
     """
-    _call("cudaMemcpyAsync", target.data_ptr(), source.data_ptr(), source.nbytes, _ANY_DIRECTION, stream.cuda_stream)
+    count = source.nbytes if size is None else size
+    _call("cudaMemcpyAsync", target.data_ptr(), source.data_ptr(), count, _ANY_DIRECTION, stream.cuda_stream)
 
 
 def made_event(stream: Any, *, timed: bool = False) -> Any:

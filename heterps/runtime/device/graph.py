@@ -62,6 +62,7 @@ class GraphStage(Stage):
     """The last stage on a GPU. Its rows, if any, are `DeviceRows` of kernel tables."""
 
     applies_at_once = True
+    brief = True
 
     def __init__(
         self, *args: Any, buffers: int, clip_norm: float | None = None, scheduled: bool = False, **options: Any

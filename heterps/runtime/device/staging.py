@@ -139,19 +139,22 @@ class Shuttle:
         calls.record(arrived, stream)
         calls.wait(computing, arrived)
         for source, there, target in zip(sources, memory, targets, strict=True):
-            calls.copy(target, there[: len(source)], computing)
+            calls.copy(target, there, computing, size=source.nbytes)
         calls.record(done, computing)
 
     def fetch(self, source: Tensor, into: Tensor, computing: Any) -> Any:
-        """Copies what `computing` has written to pinned memory; gives the event of its arrival. It lives until then."""
+        """Copies what `computing` has written to pinned memory, as much as that holds; gives the event of its arrival.
+
+        The memory lives until then.
+        """
         turn = self._turn = (self._turn + 1) % FETCHED
         there, written, done = self._memory[turn % 2][0], self._arrived[turn % 2], self._done[turn % 2]
         fetched, stream = self._fetched[turn], self._streams.fetch
         calls.wait(computing, done)
-        calls.copy(there, source, computing)
+        calls.copy(there, source, computing, size=into.nbytes)
         calls.record(written, computing)
         calls.wait(stream, written)
-        calls.copy(into, there[: len(source)], stream)
+        calls.copy(into, there, stream, size=into.nbytes)
         calls.record(done, stream)
         calls.record(fetched, stream)
         return fetched

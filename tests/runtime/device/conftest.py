@@ -8,6 +8,7 @@ import pytest
 
 from heterps.models.layer import SparseEmbedding
 from heterps.runtime import build
+from heterps.runtime.exchange import Exchange
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.rows import DistinctRows
 
@@ -40,4 +41,5 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     else:
         monkeypatch.setattr(build, "_Context", _Crossing)
         monkeypatch.setattr(build, "DistinctRows", partial(DistinctRows, pin=False))
+        monkeypatch.setattr(build, "Exchange", partial(Exchange, pin=False))
     return str(request.param)
