@@ -318,14 +318,8 @@ class Job(Document):
         stop, saving = self.eval.early_stop, self.checkpoint.model_dump()
         path = saving.pop("path") or checkpoints
         with self._named("train: "):
-            schedule = make_schedule(train.pop("schedule"))
-            try:
-                _ = None if schedule is None else schedule(1)
-            except TypeError as error:
-                raise InvalidInput(f"schedule: {error}") from None
             return Settings(
-                **train,
-                schedule=schedule,
+                **{**train, "schedule": make_schedule(train["schedule"])},
                 eval_every=self.eval.every_steps,
                 eval_batches=self.eval.batches,
                 early_stop=EarlyStop(**stop.model_dump()) if stop is not None else None,

@@ -2,7 +2,7 @@
 
 A checkpoint is a directory `step-000000100` with
 
-    state.json          step, samples, data position, metrics, and which checkpoint its tables build on
+    state.json          step, samples, data position, metrics, which checkpoint its tables build on, checksums
     dense.safetensors   the dense weights, by name
     training.pt         optimizer state by parameter name, random state
     tables/NAME         a snapshot of each table, full or a delta
@@ -29,13 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from heterps.errors import HeterPSError, InvalidInput
+from heterps.errors import HeterPSError
 from heterps.runtime import contents
-from heterps.runtime.contents import FORMAT, CheckpointFailed, State, files_of, read_header, reading
+from heterps.runtime.checks import check_above_zero, check_whole
+from heterps.runtime.contents import FORMAT, CheckpointFailed, State, files_of, read_header
 from heterps.storage import Place, StorageFailed, Url, place, remove, sync
 from heterps.store import SparseTable, Table
 
@@ -56,12 +55,11 @@ class Checkpoints:
     """Newest checkpoints to keep, with what they build on."""
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise InvalidInput(f"checkpoints: keep is at least 1, not {self.keep}")
-        for name in ("every_steps", "every_minutes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidInput(f"checkpoints: {name} is above 0, not {value}")
+        check_whole("checkpoints: keep", self.keep, least=1)
+        if self.every_steps is not None:
+            check_whole("checkpoints: every_steps", self.every_steps, least=1)
+        if self.every_minutes is not None:
+            check_above_zero("checkpoints: every_minutes", self.every_minutes)
 
 
 class Store:
@@ -146,8 +144,8 @@ class Store:
         try:
             shutil.rmtree(draft, ignore_errors=True)
             (draft / "tables").mkdir(parents=True)
-            contents.write(draft, state, tables, delta=header["builds_on"] is not None)
-            (draft / "state.json").write_text(json.dumps(header, indent=1))
+            checksums = contents.write(draft, state, tables, delta=header["builds_on"] is not None)
+            (draft / "state.json").write_text(json.dumps({**header, "checksums": checksums}, indent=1))
             _sync(draft)
             before()
             if target.exists():
@@ -170,10 +168,10 @@ class Store:
         After an error nothing is removed: whether storage has taken `state.json` all the same cannot be known.
         """
         target, parts = self.path / name, f"parts-{uuid.uuid4().hex[:8]}"
-        contents.write(target / parts, state, tables, delta=header["builds_on"] is not None)
+        checksums = contents.write(target / parts, state, tables, delta=header["builds_on"] is not None)
         self._check_there(target / parts, header["builds_on"], tables)
         before()
-        (target / "state.json").write_text(json.dumps({**header, "parts": parts}, indent=1))
+        (target / "state.json").write_text(json.dumps({**header, "checksums": checksums, "parts": parts}, indent=1))
         (self.path / "latest").write_text(name)
 
     def _check_there(self, files: Place, base: str | None, tables: Mapping[str, Table]) -> None:
@@ -200,10 +198,7 @@ class Store:
                 f"{path}: has the tables {header['tables']}, the model {list(tables)}; is it another model's?"
             )
         files = files_of(path)
-        with reading(files / "training.pt") as file:
-            training = torch.load(file, map_location="cpu", weights_only=True)
-        with reading(files / "dense.safetensors") as file:
-            dense = load_file(file)
+        dense, training = contents.read_dense(path)
         for part in map(files_of, chain):
             for name, table in tables.items():
                 contents.load_table(contents.where(part, name, table), table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from heterps.errors import HeterPSError
@@ -41,20 +42,25 @@ class State:
     optimizer: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def write(files: Place, state: State, tables: Mapping[str, Table], *, delta: bool) -> None:
-    """Writes all of a checkpoint but `state.json`; servers write their shards themselves, wherever `files` is."""
+def write(files: Place, state: State, tables: Mapping[str, Table], *, delta: bool) -> dict[str, int]:
+    """Writes all of a checkpoint but `state.json`; servers write their shards themselves, wherever `files` is.
+
+    Gives the CRC-32 of the files that have none of their own, for `state.json`.
+    """
     for name, table in tables.items():
         snapshot = files / "tables" / quote(name, safe="")
         if isinstance(table, SparseTable):
             with to_write(snapshot.parent / f"{snapshot.name}.hps") as file:
-                table.save(file, delta=delta)
+                table.save(file, delta=delta, finite=True)  # a run that takes such rows up is lost
         else:
             table.save(str(snapshot), delta=delta)
     with to_write(files / "dense.safetensors") as file:
         save_file(_apart(state.dense), file)
+        dense = zlib.crc32(file.read_bytes())
     training = io.BytesIO()  # torch's own writer hides why it fails
     torch.save({"optimizer": state.optimizer, "random": random_state()}, training)
     (files / "training.pt").write_bytes(training.getbuffer())
+    return {"dense.safetensors": dense, "training.pt": zlib.crc32(training.getbuffer())}
 
 
 def missing(files: Place, tables: Mapping[str, Table]) -> list[str]:
@@ -108,10 +114,21 @@ def is_readable(path: Place) -> bool:
 
 
 @contextmanager
-def reading(path: Place) -> Iterator[Path]:
-    """A local file of the same contents, see `_naming`."""
+def reading(path: Place, *, checksum: int | None = None) -> Iterator[Path]:
+    """A local file of the same contents, see `_naming`; with a CRC-32, it must be the file's."""
     with _naming(path), to_read(path) as file:
+        if checksum is not None and zlib.crc32(file.read_bytes()) != checksum:
+            raise ValueError("it is not as it was written; take an earlier checkpoint")
         yield file
+
+
+def read_dense(checkpoint: Place) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The dense weights of a checkpoint, and the rest of its training state."""
+    files, checksums = files_of(checkpoint), read_header(checkpoint).get("checksums", {})
+    with reading(files / "training.pt", checksum=checksums.get("training.pt")) as file:
+        training = torch.load(file, map_location="cpu", weights_only=True)
+    with reading(files / "dense.safetensors", checksum=checksums.get("dense.safetensors")) as file:
+        return load_file(file), training
 
 
 @contextmanager

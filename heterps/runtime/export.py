@@ -103,6 +103,8 @@ def _write(
         "score": chain.score, "layers": layers, "tables": described,
     }  # fmt: skip
     (directory / DESCRIPTION).write_text(json.dumps(document, indent=1) + "\n")
+    for written in directory.rglob("*.*"):
+        shutil.copymode(directory / DESCRIPTION, written)  # some writers leave files that only their owner may read
 
 
 def _dense(chain: Chain) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from heterps.data import Read, prefetch
 from heterps.data.source import Passes
 from heterps.errors import InvalidInput
-from heterps.models.batch import Batch
+from heterps.models.batch import Bags, Batch
 
 if TYPE_CHECKING:  # a plain run needs no sockets
     from heterps.runtime.cluster.reading import Crew
@@ -93,4 +93,8 @@ def _plain(batches: Iterable[Any], epochs: int | None, position: Any) -> Iterato
 def _checked(batch: Any) -> Batch:
     if not isinstance(batch, Mapping):
         raise InvalidInput(f"a batch is a dictionary of tensors, not {type(batch).__name__}")
-    return {name: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+    made = {name: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+    for name, value in made.items():
+        if not isinstance(value, torch.Tensor | Bags):
+            raise InvalidInput(f"batch[{name!r}] is a tensor, an array or Bags, not {type(value).__name__}")
+    return made

@@ -16,6 +16,7 @@ from heterps.errors import HeterPSError, InvalidInput
 from heterps.models.batch import Batch, batch_size
 from heterps.runtime.memory import keep_freed_memory
 from heterps.runtime.placement import StageSpec
+from heterps.runtime.randomness import seeded
 from heterps.runtime.runner import Runner
 from heterps.runtime.stage import Stage, Step
 from heterps.runtime.worker import Backward, Fed, Forward, Worker
@@ -47,6 +48,7 @@ class Pipeline:
         schedule: Callable[[int], float] | None = None,
         recorder: Recorder,
         ahead: int = 2,
+        seed: int | None = None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts the stages' threads.
@@ -59,6 +61,7 @@ class Pipeline:
             schedule: step -> factor of all learning rates.
             recorder: of spans.
             ahead: batches that are prepared (ids looked up, memory copied) beyond those that are computed.
+            seed: of layers that draw, such as dropout, by step, micro-batch and stage; None: they draw as they come.
             on_failure: wakes what waits outside of the pipeline; also called at the end.
         """
         self.recorder = recorder
@@ -79,7 +82,11 @@ class Pipeline:
         self._preparers = [
             None if stage.only_starts else ThreadPoolExecutor(1, thread_name_prefix="prepare") for stage in stages
         ]
-        self._workers = [Worker(stage, self, first_step=first_step, staleness=staleness) for stage in stages]
+        self._workers = [
+            Worker(stage, self, first_step=first_step, staleness=staleness,
+                   around=None if seed is None else seeded(stage, seed))
+            for stage in stages
+        ]  # fmt: skip
         self._runners: list[Runner] = []
         """Of each stage."""
         self._share_out(shares=clip_norm is None)  # to clip, stages wait for each other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import torch
 from heterps.errors import InvalidInput, did_you_mean
 from heterps.ps import Client
 from heterps.runtime.checkpoint import Checkpoints
+from heterps.runtime.checks import check_above_zero, check_between, check_whole
 from heterps.runtime.schedules import Schedule
 from heterps.runtime.stage import OptimizerFactory
 from heterps.telemetry import Recorder
@@ -32,6 +34,10 @@ class EarlyStop:
     """Evaluations without a gain."""
     min_gain: float = 0.0
     """AUC (or loss, for a chain without a score) must get better by more than this."""
+
+    def __post_init__(self) -> None:
+        check_whole("early_stop: patience", self.patience, least=1)
+        check_between("early_stop: min_gain", self.min_gain, 0, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,14 +96,12 @@ class Settings:
         if self.mode not in ("sync", "async"):
             raise InvalidInput(f"mode is sync or async, not {self.mode!r}")
         for name in ("micro_batches", "batch_size", "log_every"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} is at least 1, not {getattr(self, name)}")
+            check_whole(name, getattr(self, name), least=1)
         for name in ("steps", "epochs", "eval_every", "eval_batches"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidInput(f"{name} is at least 1, not {value}")
-        if self.staleness is not None and self.staleness < 0:
-            raise InvalidInput(f"staleness is 0 or more steps, not {self.staleness}")
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least=1)
+        if self.staleness is not None:
+            check_whole("staleness", self.staleness, least=0)
         if self.mode == "sync" and self.staleness:
             raise InvalidInput(f"staleness {self.staleness} needs mode='async'; sync training has none")
         if self.precision not in PRECISIONS:
@@ -106,14 +110,18 @@ class Settings:
         if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
             hint = did_you_mean(self.optimizer, OPTIMIZERS)
             raise InvalidInput(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {self.optimizer!r}.{hint}")
-        if isinstance(self.optimizer, str) and not self.lr > 0:
-            raise InvalidInput(f"lr is above 0, not {self.lr}")
+        if isinstance(self.optimizer, str):
+            check_above_zero("lr", self.lr)
         if not isinstance(self.optimizer, str) and not callable(self.optimizer):
             raise InvalidInput(
                 "optimizer is a name, or a function from parameters to a torch optimizer, not one itself"
             )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise InvalidInput(f"clip_norm is above 0, not {self.clip_norm}")
+        if self.clip_norm is not None:
+            check_above_zero("clip_norm", self.clip_norm)
+        for name, kind in (("early_stop", EarlyStop), ("checkpoints", Checkpoints)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise InvalidInput(f"{name} is a {kind.__name__}, not {value!r}")
 
     @property
     def steps_ahead(self) -> int:
@@ -130,7 +138,10 @@ class Settings:
     def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of a stage."""
         if not isinstance(self.optimizer, str):
-            return self.optimizer(parameters)
+            made: object = self.optimizer(parameters)
+            if not isinstance(made, torch.optim.Optimizer):
+                raise InvalidInput(f"optimizer: the function returned {made!r}, not a torch optimizer")
+            return made
         on_gpu = any(parameter.is_cuda for parameter in parameters)
         fused = self.optimizer in ("adam", "adamw", "sgd") or (self.optimizer == "adagrad" and not on_gpu)
         return OPTIMIZERS[self.optimizer](parameters, lr=self.lr, **({"fused": True} if fused else {}))

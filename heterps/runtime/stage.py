@@ -312,6 +312,11 @@ class Stage:
         """The dense gradients there are."""
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
+    def not_finite(self) -> str | None:
+        """The name of a trained dense weight that is no number any more; None if there is none."""
+        trained = ((name, one.detach()) for name, one in self.parameters.items() if one.requires_grad)
+        return next((name for name, weight in trained if not bool(torch.isfinite(weight).all())), None)
+
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._precision == torch.float32:
             return nullcontext()

@@ -98,6 +98,10 @@ def _made(settings: dict[str, Any]) -> dict[str, Any]:
     if isinstance(made.get("checkpoints"), str | PathLike):
         made["checkpoints"] = Checkpoints(path=made["checkpoints"])
     if isinstance(made.get("early_stop"), Mapping):
+        known = {field.name for field in fields(EarlyStop)}
+        for key in made["early_stop"]:
+            if key not in known:
+                raise InvalidInput(f"early_stop has no {key!r}.{did_you_mean(str(key), known)}")
         made["early_stop"] = EarlyStop(**made["early_stop"])
     if isinstance(made.get("schedule"), str | Mapping):
         made["schedule"] = make_schedule(made["schedule"])

@@ -87,7 +87,7 @@ class Trainer:
             self._pipeline = Pipeline(
                 self._stages, first_step=self._step, staleness=settings.steps_ahead,
                 clip_norm=None if any(stage.applies_at_once for stage in self._stages) else settings.clip_norm,
-                schedule=settings.schedule, recorder=self._recorder, ahead=ahead,
+                schedule=settings.schedule, recorder=self._recorder, ahead=ahead, seed=self._seed(),
                 on_failure=lambda: fail_all(shared),
             )  # fmt: skip
             stack.callback(self._finish)
@@ -98,6 +98,12 @@ class Trainer:
             self._train(stop)
             seconds = self._seconds()
             return self._result(seconds)
+
+    def _seed(self) -> int | None:
+        """Of layers that draw, where stages draw at the same time; otherwise they draw as plain PyTorch's do."""
+        settings = self._settings
+        together = len(self._stages) > 1 and (settings.micro_batches > 1 or settings.steps_ahead > 0)
+        return settings.seed if together else None
 
     def _train(self, stop: threading.Event) -> None:
         settings = self._settings
@@ -144,6 +150,9 @@ class Trainer:
         for table in self._tables.values():
             table.wait()
         self._watch(all_of_them=True)
+        broken = next((name for stage in self._stages if (name := stage.not_finite()) is not None), None)
+        if broken is not None:
+            raise NotFinite(f"the weight {broken!r} is no number any more after step {self._step}; {self._advice()}")
 
     def _watch(self, *, all_of_them: bool = False) -> None:
         """Takes the losses of completed steps; stops the run at one that is no number."""
@@ -151,10 +160,8 @@ class Trainer:
         for step in sorted(done):
             loss = float(done[step])
             if not math.isfinite(loss):
-                kept = "the last checkpoint is intact" if self._checkpoints is not None else "there is no checkpoint"
                 raise NotFinite(
-                    f"the loss of step {step} is {loss}, and the weights are of no use any more; {kept}. Lower the "
-                    "learning rates, clip gradients (clip_norm), or look for bad values in the data"
+                    f"the loss of step {step} is {loss}, and the weights are of no use any more; {self._advice()}"
                 )
             self._losses.append(loss)
         if self._auc is not None:
@@ -162,6 +169,14 @@ class Trainer:
         if self._losses and (all_of_them or self._step % self._settings.log_every == 0):
             self._log()
             self._log_tables(at_once=all_of_them)
+
+    def _advice(self) -> str:
+        """What there is left, and what to do, when weights are no numbers any more."""
+        kept = "the last checkpoint is intact" if self._checkpoints is not None else "there is no checkpoint"
+        return (
+            f"{kept}. Lower the learning rates, clip gradients (clip_norm), or look for bad values in the data, and "
+            "for layers whose gradient is not finite (a square root of 0)"
+        )
 
     def _log(self) -> None:
         loss = self._losses[-1]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsFloat
 
 from heterps._native import Inbox
 from heterps.runtime.placement import StageSpec
+from heterps.runtime.randomness import Around
 from heterps.runtime.schedules import Schedule
 from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
 from heterps.telemetry import Recorder
@@ -77,6 +77,10 @@ class Hub(Protocol):
         ...
 
 
+def _nothing(step: Step, micro_batch: int) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
 class Worker:
     """Runs one stage, in the thread of a `Runner`.
 
@@ -92,11 +96,11 @@ class Worker:
         *,
         first_step: int,
         staleness: int,
-        before: Callable[[Step, int], None] = lambda step, micro_batch: None,
+        around: Around | None = None,
     ) -> None:
-        """Takes a stage over; `before` is called ahead of each forward."""
+        """Takes a stage over; each forward happens within `around`."""
         self.stage = stage
-        self._pipeline, self._before = pipeline, before
+        self._pipeline, self._around = pipeline, around or _nothing
         self._staleness = staleness
         self._applied = first_step  # steps before this one
         self._gone_back = first_step  # those whose backward is done
@@ -160,8 +164,8 @@ class Worker:
                     self._set_lr(number)
                 self.stage.begin(step, prepared)
             if step.parts:
-                self._before(step, micro_batch)
-                result = self.stage.forward(step, micro_batch, incoming)
+                with self._around(step, micro_batch):
+                    result = self.stage.forward(step, micro_batch, incoming)
         ended = micro_batch + 1 >= step.parts
         self._next = (number + 1, 0) if ended else (number, micro_batch + 1)
         if not step.parts:

@@ -203,10 +203,10 @@ class SparseTable:
     def wait(self) -> None:
         """Nothing to wait for: pushes are applied when they return."""
 
-    def save(self, path: str | PathLike[str], *, delta: bool = False) -> str:
-        """Writes a snapshot of this moment; see `Table.save`."""
+    def save(self, path: str | PathLike[str], *, delta: bool = False, finite: bool = False) -> str:
+        """Writes a snapshot of this moment; see `Table.save`. With `finite`, refuses rows that are no numbers."""
         self.snapshot_id = snapshot.save(self._core, self.config, path, parent=self.snapshot_id if delta else None,
-                                         seconds=self.seconds)  # fmt: skip
+                                         seconds=self.seconds, finite=finite)  # fmt: skip
         return self.snapshot_id
 
     def load(

@@ -137,6 +137,27 @@ def test_random_state_goes_on(where: Where):
     assert_same_bits(chain, unbroken)
 
 
+@seeded
+def dropping_twice() -> Chain:
+    """With dropout in two stages, if it is cut at 3."""
+    rows, fc1, fc2, *rest = dropping().layers
+    drop = Layer("early", nn.Dropout(0.5), reads="fc1", writes="early")
+    return Chain(rows, fc1, drop, Layer("fc2", fc2.module, reads="early", writes="fc2"), *rest)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_stages_that_draw_at_the_same_time(micro_batches: int, where: Where):
+    """Draw the same at every run, and after a resume."""
+    settings = {"make": dropping_twice, "cuts": (1, 3), "micro_batches": micro_batches}
+    runs = [run(None, 24, **settings) for _ in range(3)]
+    for chain, result in runs[1:]:
+        assert result.losses == runs[0][1].losses
+        assert_same_bits(chain, runs[0][0])
+    run(where.given, 10, **settings)
+    chain, _ = run(where.given, 24, **settings)
+    assert_same_bits(chain, runs[0][0])
+
+
 def test_the_data_goes_on_where_it_was(where: Where):
     """In the middle of the second epoch of a shuffled source."""
     source = Synthetic(rows=300, ids=40, slots=3, dense=2, id_space="dense")
@@ -275,6 +296,17 @@ def test_a_broken_file_is_named(file: str, damage: str, where: Where):
         run(where.given, 24)
 
 
+@pytest.mark.parametrize("file", FILES[1:])
+def test_a_single_wrong_byte_is_noticed(file: str, where: Where):
+    run(where.given, 8)
+    path = where.file(8, file)
+    held = bytearray(path.read_bytes())
+    held[-40] ^= 1
+    path.write_bytes(held)
+    with pytest.raises(CheckpointFailed, match=file):
+        run(where.given, 24)
+
+
 def test_a_broken_base_of_a_delta_is_named(where: Where):
     run(where.given, 8)
     path = where.file(4, "tables/rows.hps")
@@ -381,8 +413,8 @@ def test_a_path_that_cannot_be_written(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"keep": 0}, "keep is at least 1"), ({"every_steps": 0}, "every_steps is above 0"),
-     ({"every_minutes": -1.0}, "every_minutes is above 0")],
+    [({"keep": 0}, "keep is a whole number, at least 1"), ({"every_steps": 0}, "every_steps is a whole number"),
+     ({"every_steps": 2.5}, "at least 1, not 2.5"), ({"every_minutes": -1.0}, "every_minutes is a number above 0")],
 )  # fmt: skip
 def test_wrong_options_are_explained(options: dict[str, Any], message: str, tmp_path: Path):
     with pytest.raises(InvalidInput, match=message):

@@ -84,6 +84,8 @@ def test_the_files(chain: Chain, tmp_path: Path) -> None:
     parquet = pq.read_table(path / "tables" / "embedding.parquet").sort_by("id")
     assert parquet["id"].to_pylist() == ids.tolist()
     assert torch.equal(torch.tensor(parquet["vector"].to_pylist()), rows["embedding.rows"])
+    modes = {file.stat().st_mode for file in path.rglob("*.*")}
+    assert modes == {(path / "model.json").stat().st_mode}  # whoever may read one may read all
     described = json.loads((path / "model.json").read_text())
     assert described["format"] == "heterps.export/1"
     assert described["model"] == {"name": "ctrdnn", "args": {}}

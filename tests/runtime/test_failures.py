@@ -20,7 +20,9 @@ from heterps.models import Batch, Chain, Layer
 from heterps.ps import Client, Server
 from heterps.ps.errors import ServerTimeout
 from heterps.runtime import Checkpoints, DataEnded, NotFinite, StageFailed, train
+from heterps.runtime.checkpoint import CheckpointFailed, State, Store
 from heterps.runtime.tables import SharedPush
+from heterps.store import SparseTable
 from tests.ps.running import Process
 from tests.runtime.chains import random_batches, small
 from tests.runtime.plain import sgd
@@ -181,6 +183,38 @@ def test_a_nan_at_the_step_of_a_checkpoint_is_not_saved(tmp_path: Path):
     assert (tmp_path / "latest").read_text() == "step-000000003"
 
 
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path):
+    """The loss of the step that spoils them is finite, and a checkpoint follows at once."""
+
+    class Spoils(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, values: Tensor) -> Tensor:
+            self.calls += 1
+            return values + torch.sqrt((values * 0).sum()) if self.calls == 6 else values
+
+    *front, last = small().layers
+    spoiling = Layer("spoils", Spoils(), reads="logit", writes="spoiled")
+    chain = Chain(*front, spoiling, Layer("loss", last.module, reads=["spoiled", "label"], writes="loss"))
+    checkpoints = Checkpoints(path=tmp_path, every_steps=3)
+    error = outcome(lambda: train(chain, BATCHES, optimizer=sgd, checkpoints=checkpoints))
+    assert isinstance(error, NotFinite)
+    assert "no number any more after step 6; the last checkpoint is intact" in str(error)
+    assert (tmp_path / "latest").read_text() == "step-000000003"
+
+
+def test_rows_that_are_no_numbers_are_not_saved(tmp_path: Path):
+    table = SparseTable(dim=4, name="rows", threads=2)
+    table.pull(torch.arange(100))
+    Store(Checkpoints(path=tmp_path)).save(State(step=1, samples=1, position=None), {"rows": table})
+    table.put(torch.tensor([17]), torch.tensor([[0.0, math.nan, 0.0, 0.0]]))
+    with pytest.raises(CheckpointFailed, match="'rows': the row of id 17 is no number any more; earlier"):
+        Store(Checkpoints(path=tmp_path)).save(State(step=2, samples=2, position=None), {"rows": table})
+    assert (tmp_path / "latest").read_text() == "step-000000001"
+
+
 # Data.
 
 
@@ -262,8 +296,9 @@ def test_a_batch_that_lacks_a_tensor():
         (3, "data is a heterps.data source or an iterable of batches, not int"),
         ([torch.zeros(3)], "a batch is a dictionary of tensors, not Tensor"),
         ([{**BATCHES[0], "dense": torch.zeros(3, 2)}], "same number of samples"),
+        ([{**BATCHES[0], "dense": [[1.0, 2.0]] * 16}], "batch['dense'] is a tensor, an array or Bags, not list"),
     ],
-    ids=["no data", "no batch", "uneven"],
+    ids=["no data", "no batch", "uneven", "a list"],
 )  # fmt: skip
 def test_data_of_the_wrong_kind(data: Any, message: str):
     error = outcome(lambda: train(small(), data, optimizer=sgd))
@@ -446,6 +481,41 @@ def test_settings_without_effect_are_refused(name: str):
     error = outcome(lambda: train(small(), BATCHES, **{name: 2}))
     assert isinstance(error, InvalidInput)
     assert f"{name} needs evaluation" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 2.5}, "steps is a whole number, at least 1, not 2.5"),
+        ({"steps": True}, "steps is a whole number"),
+        ({"eval_every": 2.5}, "eval_every is a whole number"),
+        ({"micro_batches": "2"}, "micro_batches is a whole number"),
+        ({"batch_size": 0}, "batch_size is a whole number, at least 1, not 0"),
+        ({"lr": "x"}, "lr is a number above 0, not 'x'"),
+        ({"lr": math.nan}, "lr is a number above 0, not nan"),
+        ({"clip_norm": 0}, "clip_norm is a number above 0"),
+        ({"checkpoints": 5}, "checkpoints is a Checkpoints, not 5"),
+        ({"optimizer": lambda parameters: None}, "the function returned None, not a torch optimizer"),
+        ({"early_stop": {"patience": 0}}, "patience is a whole number, at least 1"),
+        (
+            {"early_stop": {"patienc": 2}},
+            "early_stop has no 'patienc'. Did you mean 'patience'?",
+        ),
+        ({"early_stop": {"min_gain": -1}}, "min_gain is a number between 0 and inf"),
+        ({"schedule": {"nam": "cosine", "steps": 10}}, "schedule constant has no option 'nam'. Did you mean 'name'?"),
+        ({"schedule": {"name": "cosine", "steps": 0}}, "cosine: steps is a whole number, at least 1, not 0"),
+        ({"schedule": {"name": "cosine", "steps": "abc"}}, "cosine: steps is a whole number"),
+        ({"schedule": "linear"}, "schedule linear needs steps"),
+        ({"schedule": {"name": "linear", "steps": 5, "least": 2}}, "least is a number between 0 and 1, not 2"),
+        ({"schedule": {"name": "exponential", "gamma": 0}}, "gamma is a number above 0"),
+        ({"schedule": {"name": "constant", "warmup_steps": -5}}, "warmup_steps is a whole number, at least 0, not -5"),
+        ({"schedule": {"name": "cosin"}}, "Did you mean 'cosine'?"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str):
+    error = outcome(lambda: train(small(), BATCHES, evaluation=BATCHES, **settings))
+    assert isinstance(error, InvalidInput)
+    assert message in str(error)
 
 
 def test_devices_of_types_that_the_plan_lacks():

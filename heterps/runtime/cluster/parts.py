@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from heterps.runtime.contents import CheckpointFailed, files_of, reading
+from heterps.runtime.contents import CheckpointFailed, read_dense, reading
 from heterps.storage import Place, StorageFailed, place, remove
 
 
@@ -55,11 +54,8 @@ def join_parts(directory: Place | str, stages: int) -> Part:
 
 def read_part(checkpoint: Place | str) -> Part:
     """The dense part of a checkpoint."""
-    files = files_of(place(checkpoint))
-    with reading(files / "training.pt") as file:
-        training = torch.load(file, map_location="cpu", weights_only=True)
-    with reading(files / "dense.safetensors") as file:
-        return Part(load_file(file), training["optimizer"])
+    dense, training = read_dense(place(checkpoint))
+    return Part(dense, training["optimizer"])
 
 
 def remove_parts(directory: Place | str, job: str) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
 import torch
@@ -27,7 +28,7 @@ from heterps.runtime.cluster.messages import Message
 from heterps.runtime.cluster.parts import read_part, write_part
 from heterps.runtime.cluster.reading import crew_of
 from heterps.runtime.cluster.rows import pushes
-from heterps.runtime.cluster.share import Share, seed_of, share_of
+from heterps.runtime.cluster.share import Share, share_of
 from heterps.runtime.cluster.spans import Spans
 from heterps.runtime.cluster.sums import CollectiveSum, MailSum, Sum, add_up
 from heterps.runtime.cluster.work import Address, Progress, Work
@@ -35,6 +36,7 @@ from heterps.runtime.feed import Feed
 from heterps.runtime.memory import keep_freed_memory
 from heterps.runtime.pipeline import StageFailed
 from heterps.runtime.placement import StageSpec
+from heterps.runtime.randomness import seed_of
 from heterps.runtime.runner import Runner
 from heterps.runtime.stage import Stage, Step, named_states
 from heterps.runtime.tables import Shared, bind_tables, fail_all
@@ -146,7 +148,7 @@ class Replica:
         keep_freed_memory()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         worker = Worker(
-            self._stage, self, first_step=self.step, staleness=self._settings.steps_ahead, before=self._seed
+            self._stage, self, first_step=self.step, staleness=self._settings.steps_ahead, around=self._seeded
         )
         self._runner = Runner([worker], self.fail)
         self._runner.start()
@@ -206,6 +208,11 @@ class Replica:
 
     def save(self, path: str) -> None:
         """Writes the dense weights and the optimizer's state of its stage; its twins have the same."""
+        if (broken := self._stage.not_finite()) is not None:
+            raise StageFailed(
+                f"the weight {broken!r} is no number any more after step {self.step}; the last checkpoint is intact. "
+                "Lower the learning rates, clip gradients (clip_norm), or look for bad data"
+            )
         names = {layer.name for layer in self._stage.layers}
         dense = {
             name: value.detach().cpu()
@@ -244,9 +251,11 @@ class Replica:
         assert self._runner is not None
         self._runner.send(self._runner.workers[0], message)
 
-    def _seed(self, step: Step, micro_batch: int) -> None:
+    @contextmanager
+    def _seeded(self, step: Step, micro_batch: int) -> Iterator[None]:
         assert isinstance(step, Share)
         torch.manual_seed(seed_of(self._settings.seed, step.number, step.numbers[micro_batch], self._seat.stage))
+        yield
 
     def reduce(self, step: int, stage: Stage) -> float:
         """Adds gradients up over the stage's replicas; gives the factor by which all stages' norm is clipped."""

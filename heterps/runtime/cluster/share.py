@@ -56,12 +56,3 @@ def _joined(value: Any, stretches: list[tuple[int, int]]) -> Any:
     if len(parts) == 1:
         return parts[0]
     return Bags.join(parts) if isinstance(value, Bags) else torch.cat(parts)
-
-
-def seed_of(seed: int, step: int, micro_batch: int, stage: int) -> int:
-    """What layers that draw (dropout) are seeded with: the same on any number of replicas, and after any restart."""
-    mixed = 0x9E3779B97F4A7C15
-    for value in (seed, step, micro_batch, stage):
-        mixed = ((mixed ^ value) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
-        mixed ^= mixed >> 29
-    return mixed % 2**63
