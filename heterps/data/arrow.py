@@ -16,6 +16,8 @@ from heterps.errors import InvalidInput
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
+_LARGEST = pa.scalar(2**63 - 1, pa.uint64())
+
 
 def numbers(array: Any) -> NDArray[np.float64]:
     """Numbers and booleans as floats; NaN where there is none."""
@@ -37,7 +39,8 @@ def ids(array: Any, slot: str, *, hashed: bool, out: Int64s) -> None:
         if pa.types.is_uint64(array.type) and hashed:  # may pass the range of int64, but has digits
             _hash_text(array.cast(pa.large_string()), key, out)
         else:
-            values = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+            # what is too large wraps around; see `too_large`
+            values = pc.fill_null(array.cast(pa.int64(), safe=False), 0).to_numpy(zero_copy_only=False)
             if hashed:
                 _native.hash_integers(np.ascontiguousarray(values), key, out)
             else:
@@ -61,6 +64,25 @@ def bags(array: Any, slot: str, *, hashed: bool) -> tuple[Int64s, Int64s]:
     out = np.empty(len(values), dtype=np.int64)
     ids(values, slot, hashed=hashed, out=out)
     return out, offsets
+
+
+def may_be_too_large(kind: Any) -> bool:
+    """Whether whole numbers of a column of this type, or in its lists, may pass the range of int64."""
+    return bool(pa.types.is_uint64(_plain(_list_value(kind) or kind)))
+
+
+def too_large(array: Any) -> NDArray[np.bool_]:
+    """Which rows of a column that `may_be_too_large` hold a number, or a list with one, that is no int64."""
+    in_lists = _list_value(array.type) is not None
+    values = array.flatten() if in_lists else array
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    found = pc.fill_null(pc.greater(values, _LARGEST), False).to_numpy(zero_copy_only=False)
+    if not in_lists:
+        return np.asarray(found)
+    rows = np.zeros(len(array), dtype=np.bool_)
+    rows[pc.list_parent_indices(array).to_numpy(zero_copy_only=False)[found]] = True
+    return rows
 
 
 def check_types(schema: Any, source: Any, path: str) -> None:

@@ -102,11 +102,13 @@ class TableSource(FileSource):
         )
 
     def check_columns(self, there: Sequence[str], path: str) -> None:
-        """An `InvalidInput` if a declared column is not there."""
+        """An `InvalidInput` if a declared column is not there, or there twice."""
         for name in self.declared:
             if name not in there:
                 hint = did_you_mean(name, there)
                 raise InvalidInput(f"{path} has no column {name!r}.{hint} Its columns: {_some(there)}")
+            if there.count(name) > 1:
+                raise InvalidInput(f"{path} has {there.count(name)} columns {name!r}; name each column once")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -29,8 +29,8 @@ _MOST_OPEN = 16
 class Parquet(TableSource):
     """Parquet files: `sparse` columns of strings, bytes or whole numbers, `multi` columns of lists of them.
 
-    A missing or NaN dense value reads as `missing`. A row without a label, or with a label or dense value that is not
-    finite, is malformed.
+    A missing or NaN dense value reads as `missing`. A row without a label, with a label or dense value that is not
+    finite, or with an id that `hash: false` cannot keep as int64 is malformed.
     """
 
     name: ClassVar[str] = "parquet"
@@ -44,15 +44,31 @@ class Parquet(TableSource):
 
     @cached_property
     def row_groups(self) -> list[Run]:
-        """Of all files, with their rows as stretches; read from the files' ends, once."""
-        runs = []
-        for number, file in enumerate(self.files):
+        """Of all files, with their rows as stretches."""
+        return [
+            Run(number, group, 0, size)
+            for number, (_, sizes) in enumerate(self._footers)
+            for group, size in enumerate(sizes)
+        ]
+
+    @cached_property
+    def _footers(self) -> list[tuple[Any, list[int]]]:
+        """The schema and the rows of the row groups of each file; read from the files' ends, once."""
+        footers = []
+        for file in self.files:
             with reading(file.path), file.open_raw() as stream, pq.ParquetFile(stream) as parquet:
                 self.check_columns(parquet.schema_arrow.names, file.path)
                 arrow.check_types(parquet.schema_arrow, self, file.path)
-                metadata = parquet.metadata
-                runs += [Run(number, g, 0, metadata.row_group(g).num_rows) for g in range(metadata.num_row_groups)]
-        return runs
+                groups = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups))
+                footers.append((parquet.schema_arrow, [group.num_rows for group in groups]))
+        return footers
+
+    @cached_property
+    def _checked_ids(self) -> list[str]:
+        """Columns of ids that can make a row malformed."""
+        names = [] if self.hash else [*self.sparse, *self.multi]
+        kinds = {name: [schema.field(name).type for schema, _ in self._footers] for name in names}
+        return [name for name in names if any(map(arrow.may_be_too_large, kinds[name]))]
 
     def make_pass(
         self, *, batch_size: int, seed: int, shuffle: bool, shard: tuple[int, int], columns: Collection[str]
@@ -61,9 +77,10 @@ class Parquet(TableSource):
         return ParquetPass(self, seed=seed, shuffle=shuffle, shard=shard, columns=columns)
 
     def needed(self, columns: Collection[str]) -> list[str]:
-        """What is read of the files for these columns of batches: numbers always, as they can make a row malformed."""
+        """What is read of the files for these columns of batches: always what can make a row malformed."""
         ids = {*(self.sparse if "ids" in columns else ()), *(name for name in self.multi if name in columns)}
-        return [name for name in self.declared if name == self.label or name in self.dense or name in ids]
+        needed = {self.label, *self.dense, *ids, *self._checked_ids}
+        return [name for name in self.declared if name in needed]
 
     def decode(self, batch: Any, columns: Collection[str]) -> tuple[Columns, NDArray[np.bool_]]:
         """These columns of a record batch, and which of its rows are sound."""
@@ -77,6 +94,9 @@ class Parquet(TableSource):
             if self.transform == "log":
                 values = np.log1p(np.maximum(values, 0))
             dense[:, at] = np.where(absent, self.missing, values)
+        for name in self._checked_ids:
+            if arrow.may_be_too_large(batch.column(name).type):  # files may differ
+                sound &= ~arrow.too_large(batch.column(name))
         sparse = self.sparse if "ids" in columns else ()
         ids = np.empty((size, len(sparse)), dtype=np.int64)
         for at, name in enumerate(sparse):
@@ -173,7 +193,10 @@ def _goes_on(plan: list[list[Run]], number: int) -> bool:
 
 
 def _says(file: File, row: int) -> str:
-    return f"{file.path}, row {row}: the label is missing, or a number is not finite"
+    return (
+        f"{file.path}, row {row}: the label is missing, a number is not finite, or an id is above 2^63 - 1, which "
+        "hash: false cannot keep"
+    )
 
 
 class _Scan:

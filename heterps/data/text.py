@@ -38,7 +38,7 @@ class Kind(IntEnum):
 
 _FAULTS = (
     "has {found} fields, not {wanted}",
-    "the label {name} is not {rule}: {value!r}",
+    "column {name!r} (the label) is not {rule}: {value!r}",
     "{name} is not a whole number: {value!r}",
     "{name} is not a finite number: {value!r}",
     "{name} is not a whole number, as hash: false asks for: {value!r}",

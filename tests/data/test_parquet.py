@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +57,34 @@ def test_whole_numbers_are_hashed_or_kept(tmp_path: Path, kind: pa.DataType):
 def test_large_unsigned_numbers_have_digits_too(tmp_path: Path):
     path = write(tmp_path / "a.parquet", {"c": pa.array([2**64 - 1], pa.uint64())})
     assert read(Parquet(path, sparse=["c"])) == [((hash_id("c", 2**64 - 1),),)]
-    with pytest.raises(HeterPSError, match=r"a.parquet cannot be read: .*18446744073709551615"):
-        read(Parquet(path, sparse=["c"], hash=False))
+
+
+def test_ids_beyond_int64_make_a_row_malformed(tmp_path: Path):
+    numbers = [1, 2**63 - 1, 2**63, None, 2**64 - 1, 5]
+    lists = [[1, 2], [], None, [2**63 - 1, None], [7], [3, 2**63]]
+    columns = {"c": pa.array(numbers, pa.uint64()), "t": pa.array(lists, pa.list_(pa.uint64()))}
+    for path in (
+        write(tmp_path / "a.parquet", columns, row_group_size=4),
+        write(tmp_path / "b.parquet", {**columns, "c": columns["c"].dictionary_encode()}),
+    ):
+        source = Parquet(path, sparse=["c"], multi=["t"], hash=False, max_bad_rows=3, shuffle_rows=2)
+        kept = [((1,), (1, 2)), ((2**63 - 1,), ()), ((hash_id("c", ""),), (2**63 - 1,))]
+        assert read(source) == kept
+        for column, at in {"ids": 0, "t": 1}.items():
+            assert read(source, columns=[column]) == [(row[at],) for row in kept], "whatever else is read"
+        with pytest.raises(HeterPSError, match=r"parquet, row 6: .*hash: false.*more than max_bad_rows=2"):
+            read(replace(source, max_bad_rows=2))
+        with pytest.raises(HeterPSError, match=r"parquet, row 3: "):
+            read(replace(source, max_bad_rows=0))
+
+
+def test_files_may_differ_in_the_type_of_their_ids(tmp_path: Path):
+    paths = [
+        write(tmp_path / "a.parquet", {"c": pa.array([2**63, 4], pa.uint64())}),
+        write(tmp_path / "b.parquet", {"c": pa.array([True, False])}),
+        write(tmp_path / "c.parquet", {"c": pa.array([-1], pa.int64())}),
+    ]
+    assert read(Parquet(paths, sparse=["c"], hash=False, max_bad_rows=1)) == [((4,),), ((1,),), ((0,),), ((-1,),)]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())], ids=str)
@@ -122,10 +149,13 @@ def test_malformed_rows_are_named_and_counted(tmp_path: Path):
         ({"multi": ["c"]}, "column 'c' is string; multi columns are lists"),
         ({"sparse": ["t"]}, "column 't' is list<.*>; sparse columns are"),
         ({"sparse": ["colour"]}, "has no column 'colour'"),
+        ({"sparse": ["twice"]}, "has 2 columns 'twice'"),
     ],
 )
 def test_columns_that_do_not_fit(tmp_path: Path, options: dict, says: str):
-    path = write(tmp_path / "a.parquet", {"c": pa.array(["a"]), "x": pa.array([1.5]), "t": pa.array([["a"]])})
+    columns = {"c": ["a"], "x": [1.5], "t": [["a"]]}
+    table = pa.table(columns).append_column("twice", [["a"]]).append_column("twice", [["b"]])
+    pq.write_table(table, path := str(tmp_path / "a.parquet"))
     with pytest.raises(InvalidInput, match=says):
         read(Parquet(path, **options))
 
@@ -146,18 +176,17 @@ def test_files_without_rows(tmp_path: Path):
 
 
 def test_only_what_is_needed_is_read(tmp_path: Path):
-    """Numbers can make a row malformed, so they are always read; ids that are not asked for may be anything."""
-    columns = {"y": pa.array([0.0, 1.0, 1.0]), "x": pa.array([1.0, math.inf, 2.0]),
-               "c": pa.array([1, 2, 2**64 - 1], pa.uint64()), "t": pa.array([[1], [], [2, 3]])}  # fmt: skip
+    """Always what can make a row malformed: numbers, and with `hash: false` ids that may be no int64."""
+    columns = {"y": pa.array([0.0, 1.0, 1.0, 0.0]), "x": pa.array([1.0, math.inf, 2.0, 3.0]),
+               "c": pa.array([1, 2, 3, 2**64 - 1], pa.uint64()), "t": pa.array([[1], [], [2, 3], []])}  # fmt: skip
     path = write(tmp_path / "a.parquet", columns)
-    source = Parquet(path, label="y", dense=["x"], sparse=["c"], multi=["t"], hash=False, max_bad_rows=1)
-    assert source.needed(["label"]) == ["y", "x"]
+    source = Parquet(path, label="y", dense=["x"], sparse=["c"], multi=["t"], hash=False, max_bad_rows=2)
+    assert source.needed(["label"]) == ["y", "x", "c"]
     assert source.needed(["ids", "dense"]) == ["y", "x", "c"]
-    with pytest.raises(HeterPSError, match="18446744073709551615"):
-        read(source)
+    assert replace(source, hash=True).needed(["label"]) == ["y", "x"]
     with source.reader(batch_size=7, shuffle=False, columns=["label", "t"]) as reader:
         assert rows_of(reader) == [(0, (1,)), (1, (2, 3))]
-        assert reader.skipped == 1
+        assert reader.skipped == 2
 
 
 def test_a_large_row_group_is_one_section(tmp_path: Path):

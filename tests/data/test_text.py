@@ -67,8 +67,8 @@ BAD = {
     "39 fields, not 40": GOOD.rpartition("\t")[0],
     "41 fields, not 40": GOOD + "\t",
     "1 fields, not 40": " ",
-    "the label label is not 0 or 1: '2'": "2" + GOOD[1:],
-    "the label label is not 0 or 1: ''": GOOD[1:],
+    "column 'label' (the label) is not 0 or 1: '2'": "2" + GOOD[1:],
+    "column 'label' (the label) is not 0 or 1: ''": GOOD[1:],
     "I1 is not a whole number: '1.5'": GOOD.replace("\t1\t", "\t1.5\t", 1),
     "I2 is not a whole number: 'x'": GOOD.replace("\t2\t", "\tx\t", 1),
     "I3 is not a whole number: '9223372036854775808'": GOOD.replace("\t3\t", f"\t{2**63}\t", 1),
@@ -163,9 +163,9 @@ def test_csv_ids_as_they_are(tmp_path: Path):
     ("line", "says"),
     [
         ("1,2", "has 2 fields, not 3"),
-        ("x,2,a", "the label y is not a finite number: 'x'"),
-        (",2,a", "the label y is not a finite number: ''"),
-        ("nan,2,a", "the label y is not a finite number"),
+        ("x,2,a", "column 'y' (the label) is not a finite number: 'x'"),
+        (",2,a", "column 'y' (the label) is not a finite number: ''"),
+        ("nan,2,a", "column 'y' (the label) is not a finite number"),
         ("1,inf,a", "p is not a finite number: 'inf'"),
         ("1,1e999,a", "p is not a finite number"),
         ("1,0x10,a", "p is not a finite number"),
@@ -202,6 +202,18 @@ def test_columns_that_are_not_there(tmp_path: Path):
         read(Csv(path, label="label", dense=["prize"]))
     with pytest.raises(InvalidInput, match="column_names has no column 'b'"):
         Csv(path, column_names=["a"], sparse=["b"])
+
+
+def test_columns_that_are_there_twice(tmp_path: Path):
+    path = write(tmp_path / "a.csv", "label,a,b,b\n1,2,3,4\n")
+    with pytest.raises(InvalidInput, match=r"a.csv has 2 columns 'b'; name each column once"):
+        read(Csv(path, label="label", dense=["b"]))
+    with pytest.raises(InvalidInput, match="column_names has 2 columns 'b'"):
+        Csv(path, column_names=["a", "b", "b"], sparse=["b"])
+    assert read(Csv(path, label="label", dense=["a"])) == [((2.0,), 1.0)], "nobody reads the others"
+
+
+def test_headers_that_are_no_text(tmp_path: Path):
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe,a\n")
     with pytest.raises(InvalidInput, match="not UTF-8"):
         read(Csv(str(tmp_path / "b.csv"), label="a"))

@@ -107,9 +107,9 @@ class TwoTowers(nn.Module):
 class BagModel(nn.Module):
     """Bags of any size by offsets, and bags of equal size by rows."""
 
-    def __init__(self, mode: str = "mean") -> None:
+    def __init__(self, mode: str = "mean", *, last: bool = False) -> None:
         super().__init__()
-        self.tags = nn.EmbeddingBag(30, 4, mode=mode)
+        self.tags = nn.EmbeddingBag(30, 4, mode=mode, include_last_offset=last)
         self.slots = nn.EmbeddingBag(40, 3, mode=mode)
         self.country = nn.Embedding(7, 2)
         self.fc = nn.Linear(9, 1)

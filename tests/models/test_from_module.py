@@ -25,7 +25,7 @@ def arguments(model: nn.Module, batch: Batch) -> dict[str, Any]:
     called = {name: value for name, value in batch.items() if name != "label"}
     if isinstance(model, modules.BagModel):
         tags = called["tags"]
-        return {**called, "tags": tags.ids, "offsets": tags.offsets[:-1]}
+        return {**called, "tags": tags.ids, "offsets": tags.offsets[: None if model.tags.include_last_offset else -1]}
     return called
 
 
@@ -60,6 +60,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any], 
     ),
     "bags, sum": (
         lambda: modules.BagModel("sum"), {"tags": bags(30), "ids": ids(3, rows=90), "country": ids(rows=7)}, {},
+        ["tags", "slots", "country", "fc", "loss"],
+    ),
+    "bags with a last offset": (
+        lambda: modules.BagModel(last=True), {"tags": bags(30), "ids": ids(3, rows=90), "country": ids(rows=7)}, {},
         ["tags", "slots", "country", "fc", "loss"],
     ),
     "cross": (
@@ -127,13 +131,17 @@ def test_dense_weights_are_the_modules_own_and_rows_come_along(make, columns, op
 def test_the_module_stays_as_it_was(make, columns, options, names):
     model = make()
     next(iter(model.children())).eval()
-    attributes, modes = set(vars(model)), [module.training for module in model.modules()]
+    attributes, modes = set(vars(model)), [_modes(module) for module in model.modules()]
     state = {name: value.clone() for name, value in model.state_dict().items()}
     chain = Chain.from_module(model, batch_of(**columns), **options)
     assert all(layer.table is None for layer in chain.embeddings), "tables are the runtime's to bind"
     assert set(vars(model)) == attributes
-    assert [module.training for module in model.modules()] == modes
+    assert [_modes(module) for module in model.modules()] == modes
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def _modes(module: nn.Module) -> tuple[bool, bool]:
+    return module.training, getattr(module, "sparse", False)
 
 
 @every_case
@@ -227,6 +235,32 @@ def test_an_embedding_among_the_leaves_stays_dense():
     assert any(weight is model.linear.weight for weight in chain.parameters())
     chain = Chain.from_module(model, batch_of(ids=ids(3)), leaves=[nn.Embedding])
     assert not chain.embeddings
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_sparse_gradients_of_the_module_are_compared(sparse: bool):
+    model = made(lambda self, x: self.fc(self.emb(x) * self.kept(x)).sum((1, 2)), kept=nn.Embedding(10, 4))
+    model.emb.sparse = model.kept.sparse = sparse
+    chain = Chain.from_module(model, batch_of(x=ids(3)), leaves=["kept"])
+    assert [layer.name for layer in chain.layers] == ["emb", "kept", "fc", "loss"]
+    assert (model.emb.sparse, model.kept.sparse) == (sparse, sparse)
+
+
+def test_a_leaf_goes_by_any_of_its_names():
+    table = nn.Embedding(10, 4)
+    model = made(lambda self, x: self.fc(self.one(x)).sum((1, 2)), one=table, other=table)
+    for name in ("one", "other"):
+        assert not Chain.from_module(model, batch_of(x=ids(3)), leaves=[name]).embeddings
+
+
+def test_detached_rows_get_no_gradient():
+    model = made(lambda self, x: self.fc(self.emb(x) + self.still(x).detach()).sum((1, 2)), still=nn.Embedding(10, 4))
+    batch = batch_of(x=ids(3))
+    chain = Chain.from_module(model, batch)
+    rows = bind_weights(chain, {layer.table_name: layer.initial_rows for layer in chain.embeddings})
+    chain(batch)[chain.loss].backward()
+    assert rows["emb"].grad is not None
+    assert rows["still"].grad is None
 
 
 def test_ids_of_several_entries():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from heterps.errors import InvalidInput
 from heterps.models import BCE, Bags, Chain
@@ -34,6 +35,44 @@ def without_gradients(self, x):
     return self.fc(self.emb(x)).sum((1, 2)) + h.sum((1, 2))
 
 
+def fixed_rows(self, x):
+    with torch.no_grad():
+        h = self.still(x)
+    return self.fc(self.emb(x) + h).sum((1, 2))
+
+
+class Flipped(torch.autograd.Function):
+    """Itself, with a gradient of the other sign."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+def with_a_backward(self, x):
+    return self.fc(Flipped.apply(self.emb(x))).sum((1, 2))
+
+
+def with_gradients_that_cancel_out(self, x):
+    return torch.softmax(with_a_backward(self, x), 0)
+
+
+def zeros():
+    linear = nn.Linear(4, 1)
+    nn.init.zeros_(linear.weight)
+    return linear
+
+
+def hooked():
+    table = nn.Embedding(10, 4)
+    table.weight.register_hook(lambda gradient: gradient * 0)
+    return table
+
+
 def depending_on_types(self, x):
     h = self.fc(self.emb(x)).sum((1, 2))
     return h * 2 if isinstance(x, Tensor) else h
@@ -47,11 +86,20 @@ def modal(self, x):
 REFUSED = {
     "control flow": (branching, {}, r"cannot be traced at .*test_refused_modules.py:\d+: if h.sum\(\) > 0.*leaves="),
     "length": (lambda self, x: self.fc(self.emb(x).view(len(x), -1)), {}, "'len' is not supported.*leaves="),
-    "in place": (changing_in_place, {}, "mul_.*in place"),
+    "in place": (changing_in_place, {}, r"'mul_' changes a tensor in place .* at .*modules.py:\d+: h.mul_\(2\); put"),
     "loose weights": (regularized, {}, r"such as self.parameters\(\)"),
-    "no gradients": (without_gradients, {}, "or other gradients"),
+    "no gradients": (without_gradients, {}, "'emb.weight', 'fc.weight', 'fc.bias' would get other gradients"),
+    "fixed rows": (fixed_rows, {"still": nn.Embedding(10, 4)}, r"^'still.weight' would get .*detach\(\)"),
+    "fixed rows, zeros": (fixed_rows, {"still": nn.Embedding(10, 4), "fc": zeros()}, "^'still.weight' would get"),
+    "own backward": (with_a_backward, {}, "^'emb.weight' would get .*autograd.Function.*leaves="),
+    "own backward, cancelling": (with_gradients_that_cancel_out, {}, "^'emb.weight' would get"),
+    "hook": (lambda self, x: self.fc(self.hooked(x)), {"hooked": hooked()}, "'hooked' uses a hook on its weight"),
+    "computed weight": (
+        lambda self, x: self.fc(self.normed(x)), {"normed": weight_norm(nn.Embedding(10, 4))},
+        "'normed' uses a weight that is computed.*leaves=.'normed'",
+    ),
     "types": (depending_on_types, {}, "do not give what the module gives"),
-    "mode": (modal, {}, "other things in training than in evaluation"),
+    "mode": (modal, {}, r"in training than in evaluation, first 'mul' at .*modules.py:\d+: return self.fc\(h\) if"),
     "padding": (
         lambda self, x: self.fc(self.pad(x)), {"pad": nn.Embedding(10, 4, padding_idx=0)}, "'pad' uses padding_idx"
     ),
@@ -81,15 +129,42 @@ REFUSED = {
     "no loss first": (lambda self, x: (self.fc(self.emb(x)), self.emb(x)), {}, "the first is no loss"),
     "unknown key": (lambda self, batch: self.fc(self.emb(batch["z"])), {}, "nothing is called 'z'"),
     "unknown entry": (lambda self, y, x: self.fc(self.emb(x + y)), {}, "takes 'y', which the example has not"),
-    "shapes": (lambda self, x: self.fc(self.emb(x).flatten(1)), {}, "fails on the example"),
+    "shapes": (
+        lambda self, x: self.fc(self.emb(x).flatten(1)), {},
+        r"^'fc' fails on the example at .*modules.py:\d+: lambda self, x: .* \(RuntimeError: mat1 .*\); .*leaves=",
+    ),
+    "arrays": (
+        lambda self, x: self.fc(self.emb(x).detach().numpy().mean(1)), {},
+        r"^'fc' fails on the example at .*modules.py:\d+: .* \(TypeError: linear\(\).*not numpy.ndarray\); .*leaves=",
+    ),
+    "ids beyond the rows": (
+        lambda self, x: self.fc(self.few(x)), {"few": nn.Embedding(3, 4)}, "^'few' fails .*IndexError: index out"
+    ),
     "nothing": (lambda self, x: x, {}, "computes nothing"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("forward", "parts", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_cut_is_explained(forward, parts, message):
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInput, match=message) as refused:
         Chain.from_module(made(forward, **parts), batch_of(x=ids(3)))
+    assert "\n" not in str(refused.value)
+
+
+def test_gradients_are_compared_wherever_a_chain_is_made():
+    with torch.no_grad(), pytest.raises(InvalidInput, match=r"'emb.weight' would get other gradients"):
+        Chain.from_module(made(with_a_backward), batch_of(x=ids(3)))
+
+
+def test_leaves_that_are_not_there():
+    model = made(lambda self, x: self.fc(self.emb(x)).sum((1, 2)))
+    for leaf, message in {
+        "embb": "Made has no module 'embb'. Did you mean 'emb'",
+        "tower": "Made has no module 'tower'. Among its modules: emb, fc",
+        nn.Linear(4, 1): "this Linear is no module of Made",
+    }.items():
+        with pytest.raises(InvalidInput, match=message):
+            Chain.from_module(model, batch_of(x=ids(3)), leaves=[leaf])
 
 
 def test_a_module_is_a_module():

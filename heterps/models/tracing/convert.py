@@ -1,22 +1,21 @@
-"""From a traced module to a chain, checked against the module on the example."""
+"""From a traced module to a chain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional
 
 from heterps.errors import InvalidInput
-from heterps.models.batch import Bags, Value, batch_size, cut
+from heterps.models.batch import Bags, Value, batch_size
 from heterps.models.chain import Chain
 from heterps.models.layer import Layer, SparseEmbedding
 from heterps.models.losses import BCEWithLogits
 from heterps.models.tracing.groups import Group, Grouping
 from heterps.models.tracing.ids import extract, sparse_layer
-from heterps.models.tracing.trace import OFFSETS, Leaves, Traced, evaluating, flattened, trace
+from heterps.models.tracing.trace import OFFSETS, Leaves, Traced, trace
+from heterps.models.tracing.verify import verify
 
 KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "fc",
@@ -56,7 +55,7 @@ def from_module(
         raise InvalidInput("the module computes nothing on what it reads; there is nothing to cut")
     _refuse_shared_rows(grouping)
     table = {"optimizer": optimizer, "lr": lr, **options}
-    names = _Names(traced, taken=[*flattened(example), label, "loss"])
+    names = _Names(traced, taken=[*traced.example, label, "loss"])
     layers: list[Layer] = [_embedding(traced, grouping, node, names, table) for node in grouping.embeddings]
     layers += [_dense(traced, group, names, example) for group in grouping.groups]
     written = [names.tensor(node) for node in results]
@@ -71,7 +70,7 @@ def from_module(
     made = Chain(
         *layers, score=score, label=label if label in read else None, name=name or type(model).__name__.lower()
     )
-    _verify(made, traced, example, gives_loss=gives_loss)
+    verify(made, traced, grouping.embeddings, example, gives_loss=gives_loss)
     return made
 
 
@@ -129,7 +128,7 @@ def _embedding(
 ) -> SparseEmbedding:
     weight = getattr(traced.embedding(node), "weight", None)
     users = (one for one in grouping.embeddings if getattr(traced.embedding(one), "weight", None) is weight)
-    table = str(next(users).target).replace(".", "_")  # modules of one weight share the first one's table
+    table = str(next(users, node).target).replace(".", "_")  # modules of one weight share the first one's table
     return sparse_layer(
         traced, grouping, node, name=names.layer(str(node.target)), writes=names.tensor(node), table=table,
         options=options,
@@ -180,71 +179,3 @@ def _refuse_shared_rows(grouping: Grouping) -> None:
                     f"{member.name!r} computes with the weight of the embedding {name!r}, whose rows lie in a table; "
                     f"keep it whole, with dense weights: leaves=[{name!r}]"
                 )
-
-
-class _Weight:
-    """A module's weight as a table, to check the chain with."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
-
-    def pull(self, ids: Tensor, *, create: bool = True) -> Tensor:
-        return self.weight[ids]
-
-    def bag(self, ids: Tensor, offsets: Tensor, *, mode: Any = "sum", create: bool = True) -> Tensor:
-        return functional.embedding_bag(ids, self.weight, offsets, mode=mode)
-
-
-def _verify(chain: Chain, traced: Traced, example: Mapping[str, Value], *, gives_loss: bool) -> None:
-    """The chain gives what the module gives, and micro-batches what the batch gives: else an `InvalidInput`."""
-    size, parts = batch_size(example), cut(example, 2)
-    for layer in chain.embeddings:
-        assert layer.initial_rows is not None
-        layer.table = _Weight(layer.initial_rows)
-        if len(layer.ids_of(example)) != size:
-            raise InvalidInput(f"embedding {layer.name!r}: ids have the samples first, as the batch has")
-    try:
-        with evaluating(traced.model), evaluating(chain):
-            expected = traced.model(**traced.arguments(flattened(example)))
-            whole, halves = chain(example), [chain(part) for part in parts]
-    finally:
-        for layer in chain.embeddings:
-            layer.table = None
-    given = expected[0] if isinstance(expected, tuple | list) else expected
-    result = whole[chain.loss] if gives_loss else whole[str(chain.score)]
-    if not _close(result, given) or not _same_gradients(result, given, list(chain.parameters())):
-        raise InvalidInput(
-            "the layers do not give what the module gives for the example, or other gradients (torch.no_grad() in a "
-            "forward cannot be traced; use detach()); build the Chain by hand"
-        )
-    loss, losses = whole[chain.loss].detach(), torch.stack([half[chain.loss].detach() for half in halves])
-    mean = losses @ torch.tensor([batch_size(part) / size for part in parts]).to(losses)
-    if not _close(mean, loss):
-        raise InvalidInput(
-            "the loss of a batch is not the mean over its samples: halves of the example give "
-            f"{float(mean):g}, the whole {float(loss):g}; micro-batches would change the result"
-        )
-
-
-def _same_gradients(ours: Tensor, theirs: Tensor, weights: list[nn.Parameter]) -> bool:
-    """True if the dense weights have the same gradients of both."""
-    trained = [weight for weight in weights if weight.requires_grad]
-    if not trained or any(weight.is_cuda for weight in trained):  # cuDNN has no backward in evaluation
-        return True
-    both = [_gradients(result, trained) for result in (ours, theirs)]
-    return all(_close(one, other) for one, other in zip(*both, strict=True))
-
-
-def _gradients(result: Tensor, weights: list[nn.Parameter]) -> list[Tensor]:
-    if not result.requires_grad:
-        return [torch.zeros_like(weight) for weight in weights]
-    found = torch.autograd.grad(result.sum(), weights, allow_unused=True)
-    return [torch.zeros_like(weight) if one is None else one for one, weight in zip(found, weights, strict=True)]
-
-
-def _close(ours: Tensor, theirs: Tensor) -> bool:
-    """Equal but for rounding, measured by the largest value."""
-    if ours.shape != theirs.shape:
-        return False
-    scale = float(theirs.detach().abs().max().nan_to_num()) if theirs.numel() else 0.0
-    return torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * scale + 1e-6, equal_nan=True)

@@ -118,7 +118,8 @@ def _check(name: str, module: nn.Embedding | nn.EmbeddingBag, node: fx.Node) -> 
         "max_norm": module.max_norm is not None,
         "scale_grad_by_freq": module.scale_grad_by_freq,
         "mode='max'": getattr(module, "mode", "sum") == "max",
-        "include_last_offset": getattr(module, "include_last_offset", False),
+        "a weight that is computed": not isinstance(module.weight, nn.Parameter),
+        "a hook on its weight": bool(module.weight._backward_hooks),
         "per_sample_weights": _argument(node, 2, "per_sample_weights") is not None,
     }
     for what, used in refused.items():

@@ -9,11 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from heterps.errors import InvalidInput
-
-REMEDY = (
-    "put this part into an nn.Module of its own and name it in leaves=[...], so that it stays whole, "
-    "or build the Chain by hand"
-)
+from heterps.models.tracing.where import REMEDY, at_call, call
 
 
 def settle_changes_in_place(root: fx.GraphModule) -> None:
@@ -28,7 +24,7 @@ def settle_changes_in_place(root: fx.GraphModule) -> None:
         changed = node.args[0] if node.args else None
         read_again = isinstance(changed, fx.Node) and any(order[user] > order[node] for user in changed.users)
         if read_again or not node.users:
-            raise InvalidInput(f"{node.format_node()} changes a tensor in place that is read again; {REMEDY}")
+            raise InvalidInput(f"{call(node)} changes a tensor in place that is read again{at_call(node)}; {REMEDY}")
         if node.op == "call_method" and hasattr(Tensor, str(node.target)[:-1]):
             node.target = str(node.target)[:-1]
         elif "inplace" in node.kwargs:

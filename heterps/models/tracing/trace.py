@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 import operator
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,15 +16,15 @@ from torch.nn import functional
 
 from heterps.errors import InvalidInput, did_you_mean
 from heterps.models.batch import Bags, Value
-from heterps.models.tracing.inplace import REMEDY, settle_changes_in_place
+from heterps.models.tracing.inplace import settle_changes_in_place
+from heterps.models.tracing.where import LINE, REMEDY, at, at_call, call, current_line, raising_line, reason
 
-Leaves = Sequence[type[nn.Module] | nn.Module | str]
+Leaf: TypeAlias = type[nn.Module] | nn.Module
+Leaves: TypeAlias = Sequence[Leaf | str]
 
 OFFSETS = "_offsets"
-"""A forward gets the offsets of the bags "tags" as "tags_offsets", or as "offsets" if they are the only ones."""
-
-_HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-"""Folders whose code is not the user's."""
+"""A forward gets the offsets of the bags "tags" as "tags_offsets", or as "offsets" if they are the only ones. These are
+where bags start; a model with an nn.EmbeddingBag(include_last_offset=True) gets the end of the last as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,10 @@ class Traced:
     """Holds the graph, and what it refers to: the model's own submodules and weights."""
     arguments: Callable[[Mapping[str, Any]], dict[str, Any]]
     """Keyword arguments of the model's forward, out of values by name (offsets among them)."""
+    example: dict[str, Tensor]
+    """The example as forward takes it: bags as ids and offsets."""
     values: dict[fx.Node, Any]
-    leaves: Leaves
+    leaves: tuple[Leaf, ...]
 
     @property
     def graph(self) -> fx.Graph:
@@ -53,7 +53,7 @@ class Traced:
     def embedding(self, node: fx.Node) -> nn.Embedding | nn.EmbeddingBag | None:
         """The module of an embedding whose rows become a table: any that is not among the leaves."""
         module = self.module(node)
-        if not _is_embedding(module) or _chosen(module, str(node.target), self.leaves):
+        if not _is_embedding(module) or _chosen(module, self.leaves):
             return None
         assert isinstance(module, nn.Embedding | nn.EmbeddingBag)
         return module
@@ -61,18 +61,18 @@ class Traced:
 
 def trace(model: nn.Module, example: Mapping[str, Value], leaves: Leaves) -> Traced:
     """Traces a module; what cannot be traced is an `InvalidInput` that names the line."""
-    arguments = _arguments(model, example)
-    names = list(flattened(example))
-    root = _traced(model, names, arguments, leaves, training=True)
-    evaluated = _traced(model, names, arguments, leaves, training=False)
+    whole, arguments, entries = _found(model, leaves), _arguments(model, example), _flattened(model, example)
+    root = _traced(model, list(entries), arguments, whole, training=True)
+    evaluated = _traced(model, list(entries), arguments, whole, training=False)
     _settle_modes(model, root, evaluated)
     settle_changes_in_place(root)
     root.graph.eliminate_dead_code()
     root.recompile()
     with evaluating(root), torch.no_grad():
         runner = _Runner(root, garbage_collect_values=False)
-        runner.run(*flattened(example).values())
-    traced = Traced(model, root, arguments, dict(runner.env), tuple(leaves))
+        runner.extra_traceback = False  # of the graph, which is not the user's
+        runner.run(*entries.values())
+    traced = Traced(model, root, arguments, entries, dict(runner.env), whole)
     read_sizes_of_ids(traced)
     return traced
 
@@ -104,13 +104,14 @@ def _size_of(node: fx.Node) -> tuple[fx.Node | None, int]:
     return (of, axis) if isinstance(of, fx.Node) and isinstance(axis, int) else (None, 0)
 
 
-def flattened(batch: Mapping[str, Value]) -> dict[str, Tensor]:
-    """The batch with bags as a tensor of ids and one of offsets (where bags start)."""
+def _flattened(model: nn.Module, example: Mapping[str, Value]) -> dict[str, Tensor]:
+    """The example with bags as a tensor of ids and one of offsets."""
+    ends = any(getattr(module, "include_last_offset", False) for module in model.modules())
     flat: dict[str, Tensor] = {}
-    for name, value in batch.items():
+    for name, value in example.items():
         flat[name] = value.ids if isinstance(value, Bags) else value
         if isinstance(value, Bags):
-            flat[name + OFFSETS] = value.offsets[:-1]
+            flat[name + OFFSETS] = value.offsets if ends else value.offsets[:-1]
     return flat
 
 
@@ -134,7 +135,7 @@ def _arguments(model: nn.Module, example: Mapping[str, Value]) -> Callable[[Mapp
         for name, parameter in inspect.signature(model.forward).parameters.items()
         if parameter.kind in taken
     }
-    entries = {name: name for name in flattened(example)}
+    entries = {name: name for name in _flattened(model, example)}
     bags = [name for name, value in example.items() if isinstance(value, Bags)]
     if len(bags) == 1:
         entries.setdefault("offsets", bags[0] + OFFSETS)
@@ -153,20 +154,36 @@ def _is_embedding(module: object) -> bool:
     return getattr(type(module), "forward", None) in (nn.Embedding.forward, nn.EmbeddingBag.forward)
 
 
-def _chosen(module: object, name: str, leaves: Leaves) -> bool:
-    return any(
-        isinstance(module, leaf) if isinstance(leaf, type) else leaf is module or leaf == name for leaf in leaves
-    )
+def _found(model: nn.Module, leaves: Leaves) -> tuple[Leaf, ...]:
+    """The leaves with modules in the place of their names; an `InvalidInput` if the model has no such module."""
+    parts = dict(model.named_modules(remove_duplicate=False))
+    for leaf in leaves:
+        if isinstance(leaf, str) and leaf not in parts:
+            hint = did_you_mean(leaf, parts) or f" Among its modules: {', '.join(list(parts)[1:11])}"
+            raise InvalidInput(f"leaves: {_class(model)} has no module {leaf!r}.{hint}")
+        if isinstance(leaf, nn.Module) and leaf not in parts.values():
+            raise InvalidInput(f"leaves: this {_class(leaf)} is no module of {_class(model)}; name it by its path")
+    return tuple(parts[leaf] if isinstance(leaf, str) else leaf for leaf in leaves)
+
+
+def _chosen(module: object, leaves: Sequence[Leaf]) -> bool:
+    return any(isinstance(module, leaf) if isinstance(leaf, type) else leaf is module for leaf in leaves)
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self, names: list[str], arguments: Callable[..., dict[str, Any]], leaves: Leaves) -> None:
+    def __init__(self, names: list[str], arguments: Callable[..., dict[str, Any]], leaves: Sequence[Leaf]) -> None:
         super().__init__()
         self._names, self._arguments, self._leaves = names, arguments, leaves
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        whole = _is_embedding(m) or _chosen(m, module_qualified_name, self._leaves)
+        whole = _is_embedding(m) or _chosen(m, self._leaves)
         return whole or super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Keeps the user's line, for messages."""
+        node = super().create_node(*args, **kwargs)
+        node.meta[LINE] = current_line()
+        return node
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         """The batch's entries as placeholders, handed to forward as `_arguments` says."""
@@ -181,11 +198,19 @@ class _Runner(fx.Interpreter):
         try:
             return super().run_node(n)
         except Exception as error:
-            raise InvalidInput(f"{n.format_node()} fails on the example: {error}") from error
+            raise InvalidInput(
+                f"{call(n)} fails on the example{at_call(n)} ({reason(error)}); does the module itself run on it? If "
+                f"so, {REMEDY}"
+            ) from error
 
 
 def _traced(
-    model: nn.Module, names: list[str], arguments: Callable[..., dict[str, Any]], leaves: Leaves, *, training: bool
+    model: nn.Module,
+    names: list[str],
+    arguments: Callable[..., dict[str, Any]],
+    leaves: Sequence[Leaf],
+    *,
+    training: bool,
 ) -> fx.GraphModule:
     before = set(vars(model))
     try:
@@ -207,12 +232,11 @@ def _traced(
 
 def _explain(model: nn.Module, error: Exception) -> str:
     """The user's line that stopped the trace."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HIDDEN)]
-    where = f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    reason = " ".join(str(error).split()) or type(error).__name__
+    where = at(raising_line(error))
+    says = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, KeyError):
-        reason = f"nothing is called {reason}; is it in the example?"
-    return f"{_class(model)} cannot be cut into layers: its forward cannot be traced{where} ({reason}); {REMEDY}"
+        says = f"nothing is called {says}; is it in the example?"
+    return f"{_class(model)} cannot be cut into layers: its forward cannot be traced{where} ({says}); {REMEDY}"
 
 
 def _class(model: nn.Module) -> str:
@@ -225,9 +249,10 @@ def _settle_modes(model: nn.Module, root: fx.GraphModule, evaluated: fx.GraphMod
     different = [(node, other) for node, other in pairs if node is None or other is None or _call(node) != _call(other)]
     for node, other in different:
         if node is None or other is None or not _is_dropout(node) or not _is_dropout(other):
-            where = (node or other).format_node()
+            first = other if node is None or node.op == "output" else node
             raise InvalidInput(
-                f"{_class(model)} calls other things in training than in evaluation, first {where}; {REMEDY}"
+                f"{_class(model)} calls other things in training than in evaluation, first {call(first)}"
+                f"{at_call(first)}; {REMEDY}"
             )
     for node, _ in different:
         name = f"{node.name}_module"
