@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from heterps.errors import InvalidInput, did_you_mean
@@ -30,6 +31,8 @@ class Chain(nn.Module):
             name: of the model, for plans and reports.
         """
         super().__init__()
+        self.origin: tuple[nn.Module] | None = None
+        """The module it was cut from, if one was; in a tuple, so that its weights are not this chain's once more."""
         self.name = name
         self.layers = layers
         self._check_names()
@@ -65,7 +68,7 @@ class Chain(nn.Module):
 
         Args:
             model: the module. Training changes its dense weights, which are the chain's; its embeddings stay as they
-                are: the trained rows are in the chain's tables.
+                are: the trained rows are in the chain's tables, and in `module_state_dict`.
             example: a small batch, of at least two samples if it can be. Multi-valued slots are `Bags`: forward gets
                 their ids under their name, and their offsets as name + "_offsets" (or "offsets").
             loss: called with scores and labels; by default `BCEWithLogits`.
@@ -77,6 +80,28 @@ class Chain(nn.Module):
         from heterps.models.tracing import from_module
 
         return from_module(model, example, loss=loss, label=label, leaves=leaves, name=name, **table)
+
+    def module_state_dict(self) -> dict[str, Tensor]:
+        """The state dict of the module that this chain was cut from, trained rows included.
+
+        `model.load_state_dict(chain.module_state_dict())` makes the module what was trained. Each embedding has as many
+        rows as it had; rows of ids beyond are in the tables alone.
+        """
+        if self.origin is None:
+            raise InvalidInput("this chain was not cut from a module: chain.state_dict() and chain.tables have it all")
+        state = {name: value.detach().clone() for name, value in self.origin[0].state_dict().items()}
+        for layer in self.embeddings:
+            first = layer.initial_rows
+            if layer.table is None or first is None:
+                continue
+            rows = torch.as_tensor(layer.table.pull(torch.arange(len(first)), create=False))
+            for name, value in self.origin[0].state_dict().items():
+                if value.data_ptr() == first.data_ptr() and value.shape == first.shape:
+                    state[name] = rows.to(value)
+        return state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "origin": None}  # other processes train the chain alone
 
     def _check_names(self) -> None:
         if not self.layers:

@@ -10,6 +10,7 @@ An export is a directory with
     model.safetensors        the dense weights, by their names in the chain's state_dict
     embeddings.safetensors   for each table NAME: NAME.ids, int64 [N], sorted, and NAME.rows, float32 [N, dim]
     tables/NAME.parquet      the same rows for other programs: columns id and vector
+    module.safetensors       of a model that was cut from an nn.Module: its own state dict, embeddings included
     example.safetensors      a small batch, where the model is traced with one (a function that returns an nn.Module)
 """
 
@@ -35,6 +36,7 @@ from heterps.models.named import build_named
 
 FORMAT = "heterps.export/1"
 DESCRIPTION, DENSE, ROWS, EXAMPLE = "model.json", "model.safetensors", "embeddings.safetensors", "example.safetensors"
+MODULE = "module.safetensors"
 
 _GOLDEN = 0x9E3779B97F4A7C15
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from heterps.errors import HeterPSError, InvalidInput
 from heterps.models import Batch, Chain
-from heterps.models.scoring import DENSE, DESCRIPTION, EXAMPLE, FORMAT, ROWS, example_tensors
+from heterps.models.scoring import DENSE, DESCRIPTION, EXAMPLE, FORMAT, MODULE, ROWS, example_tensors
 from heterps.store import SparseTable
 
 
@@ -84,7 +84,7 @@ def _write(
     model: str | Mapping[str, Any] | None,
     example: Batch | None,
 ) -> None:
-    save_file({name: value.detach().cpu().contiguous() for name, value in _dense(chain).items()}, directory / DENSE)
+    save_file(_apart(chain.state_dict()), directory / DENSE)
     rows: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
     for name, table in tables.items():
@@ -93,6 +93,8 @@ def _write(
         rows[f"{name}.ids"], rows[f"{name}.rows"] = _sorted_rows(table)
         described[name] = {**_rule(table), "rows": len(rows[f"{name}.ids"]), "file": file}
     save_file(rows, directory / ROWS)
+    if chain.origin is not None:
+        save_file(_apart(chain.module_state_dict()), directory / MODULE)
     if example is not None:
         save_file(example_tensors(example), directory / EXAMPLE)
     layers = [
@@ -107,14 +109,14 @@ def _write(
         shutil.copymode(directory / DESCRIPTION, written)  # some writers leave files that only their owner may read
 
 
-def _dense(chain: Chain) -> dict[str, Tensor]:
-    """Each weight on its own memory: weights that layers share are written once for each name."""
+def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each weight in memory of its own: weights that layers share are written once for each name."""
     seen: set[int] = set()
-    dense = {}
-    for name, value in chain.state_dict().items():
-        dense[name] = value.clone() if value.data_ptr() in seen else value
+    own = {}
+    for name, value in weights.items():
+        own[name] = (value.clone() if value.data_ptr() in seen else value).detach().cpu().contiguous()
         seen.add(value.data_ptr())
-    return dense
+    return own
 
 
 def _sorted_rows(table: SparseTable) -> tuple[Tensor, Tensor]:

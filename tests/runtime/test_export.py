@@ -20,6 +20,8 @@ from heterps.models.scoring import example_batch, example_tensors, load
 from heterps.runtime import train
 from heterps.runtime.export import export
 from heterps.runtime.tables import bind_tables
+from tests.models.batches import batch_of
+from tests.models.test_from_module import CASES, arguments, logits_of
 
 SMALL: dict[str, Any] = {"dim": 5, "hidden": (8,), "slots": 3, "dense": 2, "lr": 0.1, "init_scale": 0.3}
 
@@ -168,6 +170,29 @@ def test_shared_weights_are_written(tmp_path: Path) -> None:
     )
     path = export(made, tmp_path / "out")
     assert load_file(path / "model.safetensors").keys() == made.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["dlrm", "siamese", "bags, mean", "bags with a last offset", "cross", "sequence"])
+def test_a_module_takes_its_own_state_dict_back(tmp_path: Path, name: str) -> None:
+    """A new module with it scores as the chain does, trained rows included."""
+    make, columns, options, _ = CASES[name]
+    model = make()
+    made = Chain.from_module(model, batch_of(**columns), lr=0.3, **options)
+    train(made, [batch_of(seed, **columns) for seed in range(5)], optimizer="sgd", lr=0.1)
+    path, batch = export(made, tmp_path / "out"), batch_of(9, **columns)
+    for state in (made.module_state_dict(), load_file(path / "module.safetensors")):
+        fresh = make()
+        fresh.load_state_dict(state)
+        with torch.no_grad():
+            given = logits_of(fresh.eval()(**arguments(fresh, batch)))
+        torch.testing.assert_close(given, scores(made.eval(), batch).view_as(given), rtol=1e-4, atol=1e-6)
+    assert any(not torch.equal(state[name], value) for name, value in make().state_dict().items())
+
+
+def test_a_chain_by_hand_has_no_module(chain: Chain, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="was not cut from a module"):
+        chain.module_state_dict()
+    assert not (export(chain, tmp_path / "out") / "module.safetensors").exists()
 
 
 def test_what_cannot_be_exported_or_loaded(chain: Chain, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def from_module(
         *layers, score=score, label=label if label in read else None, name=name or type(model).__name__.lower()
     )
     verify(made, traced, grouping.embeddings, example, gives_loss=gives_loss)
+    made.origin = (model,)
     return made
 
 
