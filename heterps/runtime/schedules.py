@@ -63,7 +63,10 @@ def make_schedule(spec: Mapping[str, Any] | str | None) -> Schedule | None:
         raise InvalidInput(f"schedule is one of {', '.join(kinds)}, not {name!r}.{did_you_mean(str(name), kinds)}")
     check_whole("schedule: warmup_steps", rise, least=0)
     _check_options(name, options)
-    then = _KINDS[name](**options) if name in _KINDS else None
+    try:
+        then = _KINDS[name](**options) if name in _KINDS else None
+    except InvalidInput as error:
+        raise InvalidInput(f"schedule {error}") from None
     return warmup(rise, then) if rise else then
 
 
