@@ -24,6 +24,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from heterps.errors import InvalidInput, did_you_mean
 
@@ -165,12 +166,14 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return seen
 
 
+TRUNCATED = "The file seems to be truncated; write it again."
+
+
 def _decode(text: str, *, source: str) -> object:
     if not text.strip():
         raise InvalidInput(f"{source}: the file is empty; write it again")
-    kind = "YAML" if source.endswith((".yaml", ".yml")) else "JSON"
     try:
-        if kind == "YAML":
+        if _is_yaml(text, source):
             return yaml.load(text, Loader=_YamlLoader)
         return json.loads(text, object_pairs_hook=_unique)
     except InvalidInput as error:
@@ -178,10 +181,62 @@ def _decode(text: str, *, source: str) -> object:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         ends_early = error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated")
-        cut = " The file seems to be truncated; write it again." if ends_early else ""
-        raise InvalidInput(f"{source}: not valid JSON at {where}: {error.msg}.{cut}") from None
+        remedy = TRUNCATED if ends_early else "Fix it there, or name the file .yaml if it is YAML."
+        raise InvalidInput(f"{source}: not valid JSON at {where}: {error.msg}. {remedy}") from None
     except Exception as error:  # a PyYAML constructor that meets a wrong value may raise anything
-        raise InvalidInput(f"{source}: not valid {kind}: {' '.join(str(error).split())}") from None
+        raise InvalidInput(f"{source}: {_yaml_fault(error, text)}") from None
+
+
+def _is_yaml(text: str, source: str) -> bool:
+    """By the file's ending; where that says neither, text that opens a brace or a bracket is taken for JSON."""
+    if source.endswith((".yaml", ".yml", ".json")):
+        return not source.endswith(".json")
+    return not text.lstrip().startswith(("{", "["))
+
+
+def _yaml_fault(error: Exception, text: str) -> str:
+    """What is wrong with YAML text, and the remedy. Only PyYAML's own errors know where."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return (
+            f"not valid YAML: a value cannot be read ({' '.join(str(error).split())}). Fix it or write the file again."
+        )
+    where = f"not valid YAML at line {mark.line + 1}, column {mark.column + 1}"
+    if mark.index >= len(text.rstrip()):
+        return f"{where}: the file ends there. {TRUNCATED}"
+    return f"{where}: {getattr(error, 'problem', None) or 'unexpected'}. Fix it there."
+
+
+_RULES = {
+    "dict_type": "must be keys with values",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+}
+"""Pydantic's kinds of errors in the words of people who write files; a description of the field follows."""
+
+
+def _rule(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    """What the value of a field has to be."""
+    kind = detail["type"]
+    if kind == "model_type":
+        text = f"must be keys with values: {', '.join(_model_at(model, (*detail['loc'], '')).model_fields)}"
+    else:
+        text = _RULES.get(kind, detail["msg"].removeprefix("Value error, "))
+        text = text.replace("Input should be ", "must be ", 1)
+    if detail["input"] is None and kind.endswith("_type"):
+        text += "; nothing is there, so the file may be truncated"
+    return text[:1].lower() + text[1:]
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
 
 
 def _describe(error: ValidationError, model: type[BaseModel], source: str) -> str:
@@ -190,15 +245,14 @@ def _describe(error: ValidationError, model: type[BaseModel], source: str) -> st
     inner = {d["loc"][:depth] for d in errors for depth in range(len(d["loc"]))}
     details = [d for d in errors if d["loc"] not in inner]  # the error of a container repeats its part's
     first = details[0]
-    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-    rule = first["msg"].removeprefix("Value error, ")
-    rule = rule[:1].lower() + rule[1:]
-    value = first["input"]
+    field, rule, value = _path(first["loc"]), _rule(first, model), first["input"]
     if first["type"] == "missing":
         text = f"{source}: {field} is missing"
     elif first["type"] == "extra_forbidden":
         known = ", ".join(_model_at(model, first["loc"]).model_fields)
         text = f"{source}: {field} = {_show(value)}: unknown key; the keys here are {known}"
+    elif first["loc"][-1:] == ("[key]",):
+        text = f"{source}: {_path(first['loc'][:-2])}: the key {_show(value)} is not text; put it in quotes"
     elif isinstance(value, Mapping):
         text = f"{source}: {field}{': ' if field else ''}{rule}"
     else:

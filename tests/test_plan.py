@@ -437,7 +437,53 @@ class TestBadFields:
 
     def test_no_time_at_all(self, tmp_path: Path):
         data = edited(PROFILE_JSON, *COST, value={"compute_s": 0, "sync_s": 0})
-        assert "no layer takes any time on 'cpu'" in refusal(Profile, write(tmp_path / "a.json", json.dumps(data)))
+        assert "every layer is free on some type" in refusal(Profile, write(tmp_path / "a.json", json.dumps(data)))
+
+    def test_a_type_may_run_only_what_takes_no_time(self):
+        free, busy = {"compute_s": 0, "sync_s": 0}, {"compute_s": 1, "sync_s": 0}
+        layers = [{"name": "fc", "costs": {"cpu": busy}}, {"name": "reshape", "costs": {"cpu": free, "gpu": free}}]
+        Profile.from_dict({"format": "heterps.profile/1", "batch_size": 1, "layers": layers})
+
+    @pytest.mark.parametrize(
+        ("kind", "text", "path", "value", "expected"),
+        [
+            (Profile, PROFILE_JSON, ("layers",), [], "layers = []: must not be empty (layers: the chain's layers"),
+            (Profile, PROFILE_JSON, ("layers",), {}, "layers: must be a list"),
+            (Profile, PROFILE_JSON, ("layers", 0, "name"), "", "layers[0].name = '': must not be empty"),
+            (Profile, PROFILE_JSON, ("layers", 0, "name"), 3, "layers[0].name = 3: must be text"),
+            (Profile, PROFILE_JSON, ("layers", 0, "costs"), {}, "layers[0].costs: must not be empty"),
+            (Profile, PROFILE_JSON, ("layers", 0, "sharded"), 1, "layers[0].sharded = 1: must be true or false"),
+            (Profile, PROFILE_JSON, ("batch_size",), 1.5, "batch_size = 1.5: must be a whole number"),
+            (Profile, PROFILE_JSON, COST, 3, "layers[0].costs.cpu = 3: must be keys with values: compute_s, sync_s,"),
+            (Plan, PLAN_JSON, ("predicted",), 3, "predicted = 3: must be keys with values: throughput, usd_per_hour,"),
+            (
+                Cluster,
+                CLUSTER_YAML,
+                ("types", "cpu", "device"),
+                "tpu",
+                "types.cpu.device = 'tpu': must be 'cpu' or 'cu",
+            ),
+            (Cluster, CLUSTER_YAML, ("types", "v100"), None, "types.v100 = None: must be keys with values: device, pr"),
+            (Cluster, CLUSTER_YAML, ("types", "v100"), None, "nothing is there, so the file may be truncated"),
+        ],
+    )
+    def test_rules_are_plain(
+        self, kind: type[Document], text: str, path: tuple[str | int, ...], value: Any, expected: str
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            kind.from_dict(edited(text, *path, value=value))
+        assert expected in str(caught.value)
+
+    @pytest.mark.parametrize("key", ["3", "1.5", "yes", "~"])
+    def test_keys_that_yaml_takes_for_something_else(self, tmp_path: Path, key: str):
+        text = CLUSTER_YAML.replace("v100:", f"{key}:")
+        said = refusal(Cluster, write(tmp_path / "cluster.yaml", text))
+        assert said == f"types: the key {yaml.safe_load(key)!r} is not text; put it in quotes"
+
+    def test_each_size_says_what_it_is(self):
+        for key, what in (("state_bytes", "weights and optimizer state"), ("output_bytes", "go to the next layer")):
+            with pytest.raises(InvalidInput, match=rf"{key} = -1: .*{what}"):
+                Profile.from_dict(edited(PROFILE_JSON, "layers", 0, key, value=-1))
 
     def test_a_plan_that_could_take_no_time(self, tmp_path: Path):
         free, busy = {"compute_s": 0, "sync_s": 0}, {"compute_s": 1, "sync_s": 0}
@@ -524,6 +570,25 @@ class TestBadFiles:
             else:
                 assert cluster.types.keys() <= {"cpu", "v100"}
                 assert cluster.parameter_server is None
+
+    def test_yaml_cut_in_a_type_says_so_and_where(self):
+        for cut in (CLUSTER_YAML.index("device"), CLUSTER_YAML.index("limit"), CLUSTER_YAML.index("memory_gb: 32")):
+            column = len(CLUSTER_YAML[:cut].splitlines()[-1].rstrip()) + 1
+            with pytest.raises(InvalidInput) as caught:
+                Cluster.parse(CLUSTER_YAML[:cut].rstrip(), source="c.yaml")
+            assert f"column {column}: the file ends there. The file seems to be truncated" in str(caught.value)
+
+    def test_yaml_error_says_where(self):
+        with pytest.raises(InvalidInput, match=r"^c\.yaml: not valid YAML at line 2, column 1: .*\. Fix it there\.$"):
+            Cluster.parse("types:\n\tcpu: 1", source="c.yaml")
+
+    @pytest.mark.parametrize("name", ["cluster", "cluster.txt", "cluster.clu"])
+    def test_other_endings_are_read_as_what_they_hold(self, name: str):
+        cluster = Cluster.parse(CLUSTER_YAML, source="cluster.yaml")
+        assert Cluster.parse(CLUSTER_YAML, source=name) == cluster
+        assert Cluster.parse(json.dumps(cluster.to_dict()), source=name) == cluster
+        with pytest.raises(InvalidInput, match=r"name the file \.yaml if it is YAML"):
+            Cluster.parse(CLUSTER_YAML, source=f"{name}.json")
 
     @pytest.mark.parametrize("name", ["a.json", "a.yaml", "a.yml", "a"])
     @pytest.mark.parametrize(

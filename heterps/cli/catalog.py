@@ -77,7 +77,7 @@ def _show(known: Catalog, listed: list[Entry], *, spot: bool) -> None:
     from heterps.report.tables import table
     from heterps.units import format_usd
 
-    console = Console()
+    console = Console(markup=False, emoji=False)
     title = f"{len(listed)} of {len(known)} resource types{_days(listed)}"
     columns = ["name", "instance", "spot $/h" if spot else "$/h", "GB", "link", "fp32", "bf16", "memory"]
     wide = console.width >= WIDE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,24 @@ if TYPE_CHECKING:
     from heterps.schedule.planner import OnProgress
     from heterps.schedule.problem import Problem
 
+SEEDS = 2**32
+"""Seeds that every method can be given."""
+
+
+def _seed(given: int) -> int:
+    """Any whole number from 0 on; larger ones than all methods take are reduced here, alike for all of them."""
+    if given < 0:
+        raise InvalidInput(f"--seed is {given}; it must be a whole number of 0 or more")
+    return given % SEEDS
+
+
+def _floor(given: float | None) -> float | None:
+    """A throughput of 0 means that any will do."""
+    if given is not None and not 0 <= given < math.inf:
+        raise InvalidInput(f"--min-throughput is {given:g}; it must be a number of 0 or more (0: any throughput)")
+    return given
+
+
 Profile = Annotated[str | None, typer.Argument(metavar="PROFILE", help="profile.json; or use --model.")]
 ClusterFile = Annotated[str | None, typer.Argument(metavar="CLUSTER", help="cluster.yaml; or use --cluster.")]
 Model = Annotated[
@@ -24,14 +43,14 @@ Model = Annotated[
 ClusterName = Annotated[
     str | None, typer.Option("--cluster", help="A built-in cluster (paper) or a file, in place of CLUSTER.")
 ]
-MinThroughput = Annotated[float | None, typer.Option(help="Samples a second the plan must reach.")]
+MinThroughput = Annotated[float | None, typer.Option(help="Samples a second the plan must reach.", callback=_floor)]
 Samples = Annotated[float | None, typer.Option(help="Samples of the whole job; with --deadline-hours or --budget-usd.")]
 DeadlineHours = Annotated[float | None, typer.Option(help="Hours in which the samples must be trained.")]
 BudgetUsd = Annotated[float | None, typer.Option(help="Money for the samples: the fastest plan within it.")]
 MaxUsdPerHour = Annotated[float | None, typer.Option(help="Most dollars an hour, with any goal.")]
 Mode = Annotated[str, typer.Option(help="async: the pipeline is always full; sync: it drains at every step.")]
 MicroBatches = Annotated[int | None, typer.Option(help="Micro-batches a step, with --mode sync.")]
-Seed = Annotated[int, typer.Option(help="Seed of the methods that draw at random.")]
+Seed = Annotated[int, typer.Option(help="Seed of the methods that draw at random.", callback=_seed)]
 Jitter = Annotated[
     float, typer.Option(help="Spread of a unit's time from one micro-batch to the next: sigma of its logarithm.")
 ]
@@ -78,18 +97,9 @@ def make_problem(profile: str | None, cluster: str | None, model: str | None, na
     else:
         assert profile is not None
         problem = load_problem(profile, source, goal)
-    _warn_of_unused(problem)
+    for note in problem.unused_types():
+        sys.stderr.write(f"heterps: note: {note}\n")
     return problem
-
-
-def _warn_of_unused(problem: Problem) -> None:
-    profiled = {name for layer in problem.profile.layers for name in layer.costs}
-    for names, what in (
-        (profiled - set(problem.names), f"in {problem.profile_source} but not in {problem.cluster_source}"),
-        (set(problem.names) - profiled, f"in {problem.cluster_source} but not in {problem.profile_source}"),
-    ):
-        if names:
-            sys.stderr.write(f"heterps: note: {', '.join(sorted(names))}: {what}; no layer can be placed there\n")
 
 
 @contextmanager
@@ -101,7 +111,7 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[OnProgress]:
 
     from heterps.schedule.search import Progress
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True, disable=quiet or not sys.stderr.isatty()) as bar:
         task = bar.add_task(label, total=None)
 

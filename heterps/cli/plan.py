@@ -117,7 +117,7 @@ def _show_contest(problem: Problem, contest: Contest) -> None:
     from heterps.report.tables import stage_table, stages_line, table, totals
     from heterps.units import format_rate
 
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names come from files
     console.print(stage_table(problem, contest.chosen.plan))
     console.print(f"by the closed form {totals(contest.chosen.plan)}")
     made = table("\nIn simulation", "method", "$/M samples", "samples/s", "simulations", "units, stage by stage")

@@ -46,7 +46,7 @@ def show_plans(job: Job, choice: Choice, *, compare: bool, here: bool = True) ->
     from heterps.schedule.frontier import frontier, frontier_json
     from heterps.schedule.search import Settings
 
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names come from files
     first = choice.wanted or choice.here
     console.print(profile_table(first.problem.profile, list(first.problem.cluster.types)))
     files: dict[str, str] = {}

@@ -53,7 +53,7 @@ def profile(
 
     from heterps.report.profiles import profile_table
 
-    Console().print(profile_table(made, list(cluster.types)))
+    Console(markup=False, emoji=False).print(profile_table(made, list(cluster.types)))
     for path in (out, cluster_out):
         if path is not None:
             typer.echo(f"written to {path}")

@@ -111,7 +111,7 @@ def _show_outcome(planned: Planned, result: Result, *, tolerance: float, name: s
     from heterps.cli.summary import totals
     from heterps.report.profiles import outcome_line, outcome_table
 
-    console = Console()
+    console = Console(markup=False, emoji=False)
     if not result.losses:
         console.print(f"nothing is left to do after {result.steps:,} steps", highlight=False)
         return

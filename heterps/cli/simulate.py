@@ -110,7 +110,7 @@ def _show_scale(problem: Problem, points: tuple[Point, ...], *, plot: str | None
             point.limit or "none", format_share(point.limit_costs), f"{point.units:,}", f"{point.server_units:,}",
             f"{point.batch_size:,}", format_rate(point.throughput), format_share(point.efficiency),
         )  # fmt: skip
-    Console().print(made)
+    Console(markup=False, emoji=False).print(made)
     if plot is not None:
         typer.echo(f"plot written to {plot}")
 
@@ -139,7 +139,7 @@ def _show(problem: Problem, result: Simulation, rungs: tuple[Rung, ...]) -> None
     from heterps.report.tables import layer_names, table
     from heterps.units import format_rate, format_share, format_usd
 
-    console = Console()
+    console = Console(markup=False, emoji=False)
     flight = "drains at every step" if result.staleness == 0 else f"{result.staleness + 1} steps in flight"
     title = f"{problem.profile.model}: {result.micro_batches} micro-batches a step, {flight}"
     made = table(title, "stage", "layers", "type", "units", "computing", "waiting", "link busy", left=3)

@@ -31,7 +31,7 @@ def status(
         data = [one or {"job": name, "state": "no answer"} for name, one in found.items()]
         typer.echo(json_module.dumps(data if job is None else data[0], indent=1))
         return
-    console = Console()
+    console = Console(markup=False, emoji=False)
     if job is not None:
         _show_job(console, job, found[job])
     elif found:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def show_result(run: Run, result: Result) -> None:
     """Stages, totals and where the files are."""
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names come from files
     files = sorted(path.name for path in run.path.iterdir() if not path.name.startswith("."))
     where = f"in {run.path}: {', '.join(files)}"
     if not result.losses:

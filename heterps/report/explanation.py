@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from rich.console import Console
-
 from heterps.plan import Plan
-from heterps.report.tables import stage_table, table, totals
+from heterps.report.tables import against, format_change, plain_console, stage_table, table, totals
 from heterps.schedule.alternatives import others
 from heterps.schedule.objective import Provisioning
 from heterps.schedule.planner import breakdown
@@ -21,7 +19,7 @@ RATIO = "1:8"
 
 def show_explanation(problem: Problem, plan: Plan) -> None:
     """Prints the breakdown, the alternatives and the provisionings."""
-    console = Console()
+    console = plain_console()
     console.print(stage_table(problem, plan))
     console.print(totals(plan))
     got = breakdown(problem, plan)
@@ -30,15 +28,15 @@ def show_explanation(problem: Problem, plan: Plan) -> None:
         times.add_row(str(i), format_seconds(stage.compute_s), format_seconds(stage.communication_s), stage.binds,
                       format_share(stage.idle))  # fmt: skip
     console.print(times)
-    ours = plan.predicted.usd_per_million_samples
-    moves = table("\nNext best alternatives", "change", "$/M samples", "against this plan")
+    figures = [*(["samples/s"] if problem.goal.fastest else []), "$/M samples", "against this plan"]
+    moves = table("\nNext best alternatives", "one stretch of layers changed", *figures)
     for other in others(problem, plan):
-        moves.add_row(other.change, *_price(other.provisioning, ours))
+        moves.add_row(other.change, *_figures(problem, plan, other.provisioning))
     console.print(moves)
-    units = table("\nUnits for this placement", "method", "units", "server", "$/M samples", "against this plan", left=2)
+    units = table("\nUnits for this placement", "method", "units", "server", *figures, left=2)
     for name, made in _provisionings(problem, plan).items():
         chosen = [" ".join(map(str, made.units)), str(made.server_units)] if made else ["–", "–"]
-        units.add_row(name, *chosen, *_price(made, ours))
+        units.add_row(name, *chosen, *_figures(problem, plan, made))
     console.print(units)
 
 
@@ -52,12 +50,14 @@ def explanation_json(problem: Problem, plan: Plan) -> str:
                 {
                     "change": other.change,
                     "placement": list(other.placement),
+                    "throughput": other.provisioning and other.provisioning.throughput,
                     "usd_per_million_samples": other.provisioning and other.provisioning.usd_per_sample * MILLION,
                 }
                 for other in others(problem, plan)
             ],
             "provisioning": {
                 name: made and {"units": list(made.units), "server_units": made.server_units,
+                                "throughput": made.throughput,
                                 "usd_per_million_samples": made.usd_per_sample * MILLION}
                 for name, made in _provisionings(problem, plan).items()
             },
@@ -74,8 +74,10 @@ def _provisionings(problem: Problem, plan: Plan) -> dict[str, Provisioning | Non
     }
 
 
-def _price(made: Provisioning | None, ours: float) -> tuple[str, str]:
+def _figures(problem: Problem, plan: Plan, made: Provisioning | None) -> list[str]:
+    """Cost and difference to the plan; where speed is the goal, speed before them, and the difference in speed."""
+    fast = problem.goal.fastest
     if made is None:
-        return "–", "cannot meet the goal"
-    cost = made.usd_per_sample * MILLION
-    return f"{cost:.5f}", f"{cost / ours - 1:+.2%}"
+        return [*(["–"] if fast else []), "–", "cannot meet the goal"]
+    speed = [f"{made.throughput:,.0f}"] if fast else []
+    return [*speed, f"{made.usd_per_sample * MILLION:.5f}", format_change(against(problem, plan, made))]

@@ -10,6 +10,7 @@ from rich.table import Table
 from heterps.plan import Plan
 from heterps.schedule.alternatives import others
 from heterps.schedule.comparison import Comparison
+from heterps.schedule.objective import Provisioning
 from heterps.schedule.planner import breakdown
 from heterps.schedule.problem import Problem
 from heterps.units import MILLION, format_rate, format_seconds, format_share, format_usd
@@ -23,9 +24,26 @@ def table(title: str, *columns: str, left: int = 1) -> Table:
     return made
 
 
+def plain_console() -> Console:
+    """A console that prints names as files have them: brackets and colons in them are no markup."""
+    return Console(markup=False, emoji=False)
+
+
+def format_change(share: float, *, digits: int = 2) -> str:
+    """A signed percentage without a negative zero: `+3.10%`, `-0.25%`, `+0.00%`."""
+    return f"{round(share, digits + 2) + 0.0:+.{digits}%}"
+
+
+def against(problem: Problem, plan: Plan, made: Provisioning) -> float:
+    """The share by which units differ from a plan in what counts: in cost a sample, or in speed within a budget."""
+    if problem.goal.fastest:
+        return made.throughput / plan.predicted.throughput - 1
+    return made.usd_per_sample * MILLION / plan.predicted.usd_per_million_samples - 1
+
+
 def show_plan(problem: Problem, plan: Plan) -> None:
     """A table of stages, totals, the proved gap, and why this placement."""
-    console = Console()
+    console = plain_console()
     console.print(stage_table(problem, plan))
     console.print(totals(plan))
     for line in why(problem, plan):
@@ -81,8 +99,7 @@ def proof(plan: Plan) -> str:
 
 
 def why(problem: Problem, plan: Plan) -> list[str]:
-    """Why this placement: what single types and the nearest other placements would cost."""
-    ours = plan.predicted.usd_per_million_samples
+    """Why this placement: what single types, and the best one with one stretch of layers elsewhere, would cost."""
     lines = []
     asked = plan.inputs.min_throughput
     if asked > 0 and plan.predicted.throughput > 1.05 * asked:
@@ -95,15 +112,16 @@ def why(problem: Problem, plan: Plan) -> list[str]:
         if other.provisioning is None:
             told.append(f"{other.change}: cannot meet the goal")
         else:
-            told.append(f"{other.change}: {other.provisioning.usd_per_sample * MILLION / ours - 1:+.1%}")
+            told.append(f"{other.change}: {format_change(against(problem, plan, other.provisioning), digits=1)}")
     if told:
-        lines.append("Why this placement, by cost per sample: " + "; ".join(told) + ".")
+        by = "speed within the budget" if problem.goal.fastest else "cost per sample"
+        lines.append(f"Why this placement, by {by}: {'; '.join(told)}.")
     return lines
 
 
 def show_comparison(problem: Problem, result: Comparison) -> None:
     """One row a method, best first among those with a plan."""
-    console = Console()
+    console = plain_console()
     goal = problem.goal
     floor = f", at least {format_rate(goal.throughput_floor)}" if goal.throughput_floor else ""
     speed = "samples/s" if result.fastest else "$/M samples"
@@ -149,7 +167,7 @@ def show_frontier(problem: Problem, plans: Sequence[Plan]) -> None:
             f"{plan.predicted.usd_per_hour:.2f}", "optimal" if plan.search.optimal else f"gap {format_share(gap)}",
             stages_line(plan),
         )  # fmt: skip
-    Console().print(made)
+    plain_console().print(made)
 
 
 def stages_line(plan: Plan) -> str:

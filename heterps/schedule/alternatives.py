@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from heterps.plan import Plan
 from heterps.schedule.cost import stage_runs
-from heterps.schedule.neighbours import neighbours
+from heterps.schedule.neighbours import stretches
 from heterps.schedule.objective import ClosedForm, Provisioning
 from heterps.schedule.problem import Problem
 
@@ -23,10 +24,13 @@ class Alternative:
 
 
 def alternatives(problem: Problem, plan: Plan, *, most: int = 5) -> list[Alternative]:
-    """The cheapest placements one move away from the plan's, best first."""
+    """The best placements that differ from the plan's in one stretch of layers, best first; those that meet the goal.
+
+    The best is the cheapest a sample, or the fastest where the goal is speed within a budget. A better one may differ
+    in several places; in long chains not every stretch is tried (see `stretches`).
+    """
     objective = ClosedForm(problem)
-    placement = problem.encode(plan.placement)[0]
-    moves = neighbours(placement, problem.runnable)
+    moves = stretches(problem.encode(plan.placement)[0], problem.runnable)
     if not len(moves):
         return []
     values = objective.score(moves).value
@@ -39,12 +43,15 @@ def alternatives(problem: Problem, plan: Plan, *, most: int = 5) -> list[Alterna
 
 
 def others(problem: Problem, plan: Plan, *, most: int = 5) -> list[Alternative]:
-    """Single types, then the cheapest `most` placements one move away; each placement once, the plan's own left out."""
+    """Single types and the best `most` placements that differ in one stretch of layers, best first.
+
+    Each placement comes once, and the plan's own is left out. Single types that cannot meet the goal come last.
+    """
     distinct: dict[tuple[str, ...], Alternative] = {}
     for other in [*single_types(problem), *alternatives(problem, plan, most=most)]:
         distinct.setdefault(other.placement, other)
     distinct.pop(plan.placement, None)
-    return list(distinct.values())
+    return sorted(distinct.values(), key=lambda other: _value(problem, other.provisioning))
 
 
 def single_types(problem: Problem) -> list[Alternative]:
@@ -56,6 +63,13 @@ def single_types(problem: Problem) -> list[Alternative]:
             row = np.full(problem.layers, t, dtype=np.int32)
             found.append(Alternative(f"everything on {name}", problem.decode(row), objective.provision(row)))
     return found
+
+
+def _value(problem: Problem, made: Provisioning | None) -> float:
+    """What the goal minimises: dollars a sample, or seconds a sample; infinite for what cannot meet it."""
+    if made is None:
+        return math.inf
+    return 1 / made.throughput if problem.goal.fastest else made.usd_per_sample
 
 
 def _difference(problem: Problem, before: tuple[str, ...], after: tuple[str, ...]) -> str:

@@ -58,6 +58,31 @@ def segment_moves(
     return np.unique(batch[keep], axis=0) if keep.any() else batch[:0]
 
 
+def stretches(
+    placement: NDArray[np.int32], runnable: NDArray[np.bool_], *, most: int = 4000, short: int = 3
+) -> Placements:
+    """Every placement that gives one stretch of layers another type; each once, and runnable ones only.
+
+    Where they are more than `most`, only stretches of up to `short` layers stay, and those that begin or end a stage
+    and lie within it: some 5 · layers · types placements.
+    """
+    layers, types = runnable.shape
+    firsts, lasts = np.triu_indices(layers)
+    # Both ends must change: a stretch with an end that has the type already is a shorter one.
+    differs = placement[:, None] != np.arange(types)
+    barred = np.vstack([np.zeros(types, dtype=int), np.cumsum(~runnable, axis=0)])
+    run, kind = np.nonzero(differs[firsts] & differs[lasts] & (barred[lasts + 1] == barred[firsts]))
+    first, last = firsts[run, None], lasts[run, None]
+    if len(run) > most:
+        cuts = np.concatenate([[0], np.flatnonzero(np.diff(placement)) + 1, [layers]])
+        stage = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
+        at_edge = (first == cuts[stage[first]]) | (last + 1 == cuts[stage[last] + 1])
+        keep = ((last - first < short) | (at_edge & (stage[first] == stage[last])))[:, 0]
+        first, last, kind = first[keep], last[keep], kind[keep]
+    at = np.arange(layers)
+    return np.where((at >= first) & (at <= last), kind[:, None], placement).astype(np.int32)
+
+
 def crossings(parents: Placements, runnable: NDArray[np.bool_], count: int, rng: np.random.Generator) -> Placements:
     """At most `count` placements that begin as one parent and end as another; half of them with one run retyped too."""
     layers, types = runnable.shape

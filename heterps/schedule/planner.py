@@ -10,8 +10,8 @@ from heterps.errors import Infeasible, InvalidInput
 from heterps.plan import Plan
 from heterps.schedule.cost import Breakdown, evaluate, stage_runs
 from heterps.schedule.goal import Goal
-from heterps.schedule.infeasible import explain_infeasible
-from heterps.schedule.methods import make_method, resolve
+from heterps.schedule.infeasible import explain_infeasible, why_not_alone
+from heterps.schedule.methods import ONLY, make_method, resolve
 from heterps.schedule.objective import ClosedForm, Objective, Provisioning
 from heterps.schedule.problem import Problem
 from heterps.schedule.search import Outcome, Progress, Settings, search
@@ -70,7 +70,10 @@ def make_plan(
         if proof is None and objective.closed_form:
             proof = prove(problem, settings=settings)
     if outcome.placement is None:
-        raise Infeasible(f"method {method} found no plan that meets the goal, though there is one: use method exact")
+        message = f"method {method} found no plan that meets the goal, though there is one: use method exact"
+        if name.startswith(ONLY) and objective.closed_form and not problem.goal.fastest:
+            message += f". {why_not_alone(problem, name.removeprefix(ONLY))}"
+        raise Infeasible(message)
     found = objective.provision(outcome.placement)
     assert found is not None
     goal = problem.goal

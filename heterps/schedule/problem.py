@@ -104,6 +104,22 @@ class Problem:
             raise InvalidInput(f"unknown type {name!r}; {self.cluster_source} has {', '.join(self.names)}.{hint}")
         return self.names.index(name)
 
+    def unused_types(self) -> list[str]:
+        """A note for each type that only the profile or only the cluster has, with the other's most similar name.
+
+        That is allowed, as one profile serves many clusters, but it is also what a slip in a name looks like.
+        """
+        profiled, offered = {name for layer in self.profile.layers for name in layer.costs}, set(self.names)
+        only_profiled, only_offered = sorted(profiled - offered), sorted(offered - profiled)
+        return [
+            f"{name}: in {there} but not in {missing}; no layer can be placed there.{did_you_mean(name, others)}"
+            for names, others, there, missing in (
+                (only_profiled, only_offered, self.profile_source, self.cluster_source),
+                (only_offered, only_profiled, self.cluster_source, self.profile_source),
+            )
+            for name in names
+        ]
+
     def _check_types(self) -> None:
         """Every layer must run somewhere, and a type name that stands in for a missing one is taken for a slip."""
         offered = set(self.cluster.types)

@@ -36,6 +36,14 @@ EXPLORE = (0.05, 0.3, 0.15, 0.5, 0.1)
 """For each try, the share of layers whose type is drawn evenly instead of by the network: no placement is out of reach,
 and tries differ in how far they look."""
 
+AGREED = 3
+"""Tries that must end with the same best value for the search to have converged. Measured on 142 random problems, 60 of
+them with tight limits: three tries never agreed on less than the optimum; the first two did on two problems, 0.6% above
+it. The policy's entropy tells less: the bonus keeps it up."""
+
+ENUMERABLE = 4096
+"""Placements up to which those scored are remembered: once all are, nothing is left to learn."""
+
 MOVES = 2048
 """Moves away from a new best placement that the next round scores beside its samples."""
 
@@ -67,6 +75,10 @@ class Reinforce:
         self._features = torch.from_numpy(features(self._problem)).unsqueeze(0)
         self._round = 0
         self._try = 0
+        self._ends: list[float] = []
+        possible = math.prod(int(types) for types in self._problem.runnable.sum(axis=1))
+        self._unseen = possible if possible <= ENUMERABLE else math.inf
+        self._seen: set[bytes] = set()
         self._worst = 0.0
         self._log_p: torch.Tensor | None = None
         self._samples = 0
@@ -86,9 +98,10 @@ class Reinforce:
     def propose(self) -> Placements:
         """This round's samples, the policy's most likely placement, and moves away from a new best."""
         if self._stalled > PATIENCE:
+            self._ends.append(self._best)
             self._try += 1
             self._restart()
-        if self._round > self._rounds or self._try >= len(EXPLORE):
+        if self._done():
             return np.empty((0, self._problem.layers), dtype=np.int32)
         with _one_thread():
             self._log_p = explore(self._policy(self._features)[0], EXPLORE[self._try])
@@ -111,6 +124,7 @@ class Reinforce:
             self._best, self._best_placement = float(scores.value[first]), placements[first].copy()
             self._stalled = 0
         self._keep_elite(placements, scores)
+        self._tick_off(placements)
         self._round += 1
         if self._round > self._rounds:
             return
@@ -129,6 +143,19 @@ class Reinforce:
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self._policy.parameters(), 1.0)
             self._optimizer.step()
+
+    def _done(self) -> bool:
+        """Out of rounds or tries, converged, or out of placements."""
+        best = min(self._ends, default=math.inf)
+        agreed = math.isfinite(best) and sum(end <= best * (1 + 1e-9) for end in self._ends) >= AGREED
+        return agreed or self._round > self._rounds or self._try >= len(EXPLORE) or self._unseen == 0
+
+    def _tick_off(self, placements: Placements) -> None:
+        """Counts the placements that were not scored yet, where they are few enough to be counted."""
+        if math.isfinite(self._unseen):
+            new = {row.tobytes() for row in placements} - self._seen
+            self._unseen -= len(new)
+            self._seen |= new
 
     def _keep_elite(self, placements: Placements, scores: Scores) -> None:
         # Moves away from one placement are all alike: of each round's, the best alone joins.

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from heterps.plan import Cluster, Profile
+from heterps.schedule.goal import Goal
 from heterps.schedule.methods.exact import Exact
 from heterps.schedule.neighbours import crossings, neighbours, segment_moves
-from heterps.schedule.objective import ClosedForm
+from heterps.schedule.objective import ClosedForm, Objective
+from heterps.schedule.problem import Problem
 from heterps.schedule.random_problems import random_problem
 from heterps.schedule.rl.best import Best
 from heterps.schedule.rl.features import FEATURES, features
 from heterps.schedule.rl.policy import Cell, Policy, entropy, explore, most_likely, sample, transitions
-from heterps.schedule.rl.reinforce import Reinforce
-from heterps.schedule.search import Settings, search
+from heterps.schedule.rl.reinforce import PATIENCE, Reinforce
+from heterps.schedule.search import Progress, Settings, search
 
 
 def all_placements(layers: int, types: int) -> np.ndarray:
@@ -117,6 +120,55 @@ def test_rl_learns_without_pretraining(monkeypatch: pytest.MonkeyPatch) -> None:
         means.append(np.where(np.isfinite(value), np.log(value), 0.0).mean())
         method.feedback(batch, scores)
     assert np.mean(means[-5:]) < np.mean(means[:5]) - 0.1
+
+
+def few_placements(*types: int) -> ClosedForm:
+    """A layer for each number of types, which the first so many of them can run."""
+    costs = {f"t{t}": {"compute_s": 1.0 + t, "sync_s": 0.0} for t in range(max(types))}
+    layers = [{"name": f"l{i}", "costs": dict([*costs.items()][:count])} for i, count in enumerate(types)]
+    kinds = {name: {"device": "cpu", "price_per_hour": 1.0} for name in costs}
+    profile = Profile.from_dict({"format": "heterps.profile/1", "batch_size": 1, "layers": layers})
+    return ClosedForm(Problem(profile, Cluster.from_dict({"types": kinds}), Goal(min_throughput=0.5)))
+
+
+def rounds_of(objective: Objective, method: Reinforce) -> tuple[int, float]:
+    """How many rounds a search takes, and the best value it finds."""
+    progress: list[Progress] = []
+    search(objective, method, progress.append)
+    return len(progress), progress[-1].best
+
+
+@pytest.mark.parametrize("types", [(1,), (1, 1, 1), (2,), (1, 3, 1, 2)])
+def test_rl_stops_when_every_placement_is_scored(cell: Cell, types: tuple[int, ...]) -> None:
+    objective = few_placements(*types)
+    rounds, value = rounds_of(objective, Reinforce(objective, Settings(), cell=cell))
+    assert rounds <= PATIENCE / 5
+    assert value == pytest.approx(search(objective, Exact(objective, Settings())).value, rel=1e-6)
+
+
+def test_rl_stops_when_three_tries_agree() -> None:
+    """Each ends after its last better placement and the rounds of patience, so that five would take 500 or more."""
+    objective = ClosedForm(random_problem(np.random.default_rng([2_000_000, 7, 1]), layers=11, types=6))
+    found = [rounds_of(objective, Reinforce(objective, Settings(seed=3))) for _ in range(2)]
+    assert found[0] == found[1]
+    assert 3 * PATIENCE < found[0][0] < 4 * PATIENCE
+    assert found[0][1] == pytest.approx(search(objective, Exact(objective, Settings())).value, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ends", "done"),
+    [
+        ([], False),
+        ([1.0, 1.0], False),
+        ([1.0, 2.0, 2.0, 2.0], False),
+        ([2.0, 1.0, 1.0, 1.0], True),
+        ([math.inf] * 3, False),
+    ],
+)
+def test_tries_agree_on_the_best_alone(ends: list[float], done: bool) -> None:
+    method = Reinforce(few_placements(*[4] * 12), Settings())
+    method._ends = ends
+    assert (len(method.propose()) == 0) == done
 
 
 @pytest.mark.parametrize("block", range(3))
