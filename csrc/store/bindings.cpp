@@ -140,12 +140,13 @@ void bind_store(nb::module_& m) {
              nb::gil_scoped_release unlocked;
              self.table.peek(ids.data(), ids.size(), weights.data(), state.data());
            }, nb::arg("ids").noconvert(), nb::arg("weights").noconvert(), nb::arg("state").noconvert())
-      .def("put", [](Bound& self, Ids ids, Floats weights, Floats state) {
+      .def("put", [](Bound& self, Ids ids, Floats weights, Floats state, std::uint32_t seconds) {
              same(weights.size(), ids.size() * self.dim, "rows");
              same(state.size(), ids.size() * self.state, "state");
              nb::gil_scoped_release unlocked;
-             self.table.put(ids.data(), ids.size(), weights.data(), state.data());
-           }, nb::arg("ids").noconvert(), nb::arg("weights").noconvert(), nb::arg("state").noconvert())
+             self.table.put(ids.data(), ids.size(), weights.data(), state.data(), seconds);
+           }, nb::arg("ids").noconvert(), nb::arg("weights").noconvert(), nb::arg("state").noconvert(),
+           nb::arg("seconds"))
       .def("set_lr", [](Bound& self, float lr) { self.table.set_lr(lr); }, nb::arg("lr"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("counts", [](Bound& self, Ids ids, std::uint32_t seconds) {
@@ -171,17 +172,18 @@ void bind_store(nb::module_& m) {
              const Counters& c = stats.counters;
              return nb::make_tuple(c.rows, c.bytes, c.candidates, c.hits, c.creations, c.expired, stats.steps);
            })
-      .def("begin_save", [](Bound& self, bool delta) {
+      .def("begin_save", [](Bound& self, bool delta, std::uint32_t seconds) {
              Table::Beginning begun;
              {
                nb::gil_scoped_release unlocked;
-               begun = self.table.begin_save(delta);
+               begun = self.table.begin_save(delta, seconds);
              }
              const std::size_t removed = begun.removed.size(), waiting = begun.candidates.ids.size();
-             return nb::make_tuple(begun.steps, array(std::move(begun.removed), {removed}),
+             return nb::make_tuple(begun.now.step, begun.now.seconds, array(std::move(begun.removed), {removed}),
                                    array(std::move(begun.candidates.ids), {waiting}),
                                    array(flat_life(begun.candidates.life), {waiting, 3}));
-           }, nb::arg("delta"))
+           }, nb::arg("delta"), nb::arg("seconds"))
+      .def("begin_scan", [](Bound& self) { self.table.begin_scan(); }, nb::call_guard<nb::gil_scoped_release>())
       .def("save_some", [](Bound& self, std::size_t most) {
              Chunk chunk;
              {
@@ -192,8 +194,11 @@ void bind_store(nb::module_& m) {
            }, nb::arg("most"))
       .def("end_save", [](Bound& self, bool succeeded) { self.table.end_save(succeeded); }, nb::arg("succeeded"),
            nb::call_guard<nb::gil_scoped_release>())
-      .def("begin_load", [](Bound& self, bool clear, std::uint32_t steps) { self.table.begin_load(clear, steps); },
-           nb::arg("clear"), nb::arg("steps"), nb::call_guard<nb::gil_scoped_release>())
+      .def("begin_load", [](Bound& self, bool clear, std::uint32_t saved_steps, std::uint32_t saved_seconds,
+                            std::uint32_t seconds) {
+             self.table.begin_load(clear, {saved_steps, saved_seconds}, seconds);
+           }, nb::arg("clear"), nb::arg("saved_steps"), nb::arg("saved_seconds"), nb::arg("seconds"),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("insert", [](Bound& self, Ids ids, Floats weights, Floats state, Words life) {
              same(weights.size(), ids.size() * self.dim, "weights");
              same(state.size(), ids.size() * self.state, "state");

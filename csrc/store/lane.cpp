@@ -19,6 +19,9 @@ std::uint32_t plus(std::uint32_t count, std::uint32_t more) {
   return sum < count ? std::numeric_limits<std::uint32_t>::max() : sum;
 }
 
+// How long ago `then` was; 0 if it lies ahead, as that of a row from a snapshot may.
+std::uint32_t since(std::uint32_t then, std::uint32_t now) { return now > then ? now - then : 0; }
+
 // Moves the last rows into the gaps, so that the memory behind is given back; moved(id, to) tells of each.
 template <typename Moved>
 void compact(Rows& rows, const Index& index, Moved&& moved) {
@@ -102,6 +105,7 @@ std::uint32_t Lane::create(std::int64_t id) {
   if (config_.tracks) rows_.life(slot) = {};
   index_.insert(id, slot);
   note(slot);
+  if (watching_) made_.set(slot);
   ++creations_;
   return slot;
 }
@@ -110,7 +114,8 @@ void Lane::drop(std::int64_t id, std::uint32_t slot) {
   protect(id, slot);
   index_.erase(id);
   rows_.give_up(slot);
-  if (watching_) removed_.push_back(id);
+  // A delta tells of those only that its parent has, so there are never more than that had rows.
+  if (watching_ && !made_.get(slot)) removed_.push_back(id);
   ++expired_;
   ++generation_;
 }
@@ -121,7 +126,8 @@ void Lane::drop_candidate(std::int64_t id, std::uint32_t slot) {
 }
 
 bool Lane::unseen(const Life& life, std::uint32_t steps, std::uint32_t seconds) const {
-  return (steps > 0 && now_.step - life.seen_step > steps) || (seconds > 0 && now_.seconds - life.seen_seconds > seconds);
+  return (steps > 0 && since(life.seen_step, now_.step) > steps) ||
+         (seconds > 0 && since(life.seen_seconds, now_.seconds) > seconds);
 }
 
 bool Lane::expired(const Life& life) const { return unseen(life, config_.expire_steps, config_.expire_seconds); }
@@ -267,7 +273,9 @@ std::size_t Lane::shrink(const Shrink& rule, Now now) {
   for (const auto& [id, slot] : candidates) drop_candidate(id, slot);
   compact(rows_, index_, [&](std::int64_t id, std::uint32_t from, std::uint32_t to) {
     index_.move(id, to);
-    if (watching_) changed_.set(to, changed_.get(from));
+    if (!watching_) return;
+    changed_.set(to, changed_.get(from));
+    made_.set(to, made_.get(from));
   });
   compact(candidates_, candidate_index_,
           [&](std::int64_t id, std::uint32_t, std::uint32_t to) { candidate_index_.move(id, to); });
@@ -280,7 +288,8 @@ std::size_t Lane::shrink(const Shrink& rule, Now now) {
 Counters Lane::counters() const {
   return {.rows = rows_.live(),
           .bytes = rows_.bytes() + index_.bytes() + candidates_.bytes() + candidate_index_.bytes() + changed_.bytes() +
-                   frozen_changed_.bytes() + saved_.bytes() +
+                   made_.bytes() + frozen_changed_.bytes() + frozen_made_.bytes() + saved_.bytes() +
+                   (removed_.capacity() + frozen_removed_.capacity()) * sizeof(std::int64_t) +
                    (aside_.weights.capacity() + aside_.state.capacity()) * sizeof(float),
           .candidates = candidates_.live(),
           .hits = hits_,

@@ -78,13 +78,20 @@ class Lane {
   // Changes whenever slots may mean other ids than before.
   std::uint64_t generation() const { return generation_; }
 
-  // A snapshot of this moment, taken while rows change: what would change first is copied aside.
+  // A snapshot of this moment, taken while rows change: what would change first is copied aside. A scan is one that no
+  // delta builds on: it ends as a save that did not succeed.
+  void begin_scan();
   void begin_save(bool delta);
   bool save_some(std::size_t most, Chunk& chunk);   // adds about so many rows; false: that was all
   const std::vector<std::int64_t>& removed_before_save() const { return frozen_removed_; }
   void end_save(bool succeeded);
 
   void insert(std::int64_t id, const float* weights, const float* state, const Life* life);
+  // The row and state of one id; seen now, though that counts as no sight.
+  void put(std::int64_t id, const float* weights, const float* state, Now now) {
+    now_ = now;
+    insert(id, weights, state, nullptr);
+  }
   void remove(std::int64_t id);
   void clear();
   // Ids that are not admitted yet: few enough to be saved whole each time.
@@ -123,7 +130,8 @@ class Lane {
   std::uint64_t hits_ = 0, creations_ = 0, expired_ = 0, misses_ = 0, generation_ = 0;
 
   bool watching_ = false, saving_ = false, saving_delta_ = false;
-  Bits changed_, frozen_changed_, saved_;
+  // Since the last snapshot: rows changed, rows made, and ids dropped that it has. Frozen: until the one being taken.
+  Bits changed_, made_, frozen_changed_, frozen_made_, saved_;
   std::vector<std::int64_t> removed_, frozen_removed_;
   std::uint64_t save_from_ = 0;   // hashes before this one are saved
   Chunk aside_;                   // rows as they were when saving began

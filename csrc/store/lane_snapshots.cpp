@@ -21,14 +21,21 @@ void Lane::protect(std::int64_t id, std::uint32_t slot) {
 void Lane::watch_changes() {
   watching_ = true;
   changed_.clear();
+  made_.clear();
   removed_.clear();
 }
 
-void Lane::begin_save(bool delta) {
+void Lane::begin_scan() {
   saving_ = true;
-  saving_delta_ = delta;
+  saving_delta_ = false;
   save_from_ = 0;
+}
+
+void Lane::begin_save(bool delta) {
+  begin_scan();
+  saving_delta_ = delta;
   frozen_changed_ = std::move(changed_);
+  frozen_made_ = std::move(made_);
   frozen_removed_ = std::move(removed_);
   watch_changes();
 }
@@ -64,11 +71,15 @@ bool Lane::save_some(std::size_t most, Chunk& chunk) {
 void Lane::end_save(bool succeeded) {
   if (!succeeded) {   // what was to be saved is still to be saved
     changed_.merge(frozen_changed_);
-    removed_.insert(removed_.begin(), frozen_removed_.begin(), frozen_removed_.end());
+    made_.merge(frozen_made_);
+    removed_.insert(removed_.end(), frozen_removed_.begin(), frozen_removed_.end());
+    std::sort(removed_.begin(), removed_.end());
+    removed_.erase(std::unique(removed_.begin(), removed_.end()), removed_.end());
   }
   saving_ = false;
   saved_ = {};
   frozen_changed_ = {};
+  frozen_made_ = {};
   frozen_removed_ = {};
   aside_ = {};
   aside_at_ = 0;

@@ -15,6 +15,12 @@ Table::Table(const Config& config, int threads)
   for (int i = 0; i < threads; ++i) lanes_.push_back(std::make_unique<Lane>(config));
 }
 
+// The table's time. It never goes back: a call that waited for another has looked at the clock before it.
+Now Table::advance(std::uint32_t seconds) {
+  seconds_ = static_cast<std::uint32_t>(std::max<std::int64_t>(seconds_, seconds + ahead_));
+  return {steps_, seconds_};
+}
+
 Lane& Table::lane(std::int64_t id) { return *lanes_[lane_of(id, lanes_.size())]; }
 
 Lane& Table::lane_of_share(const Batch& batch, std::size_t share) const {
@@ -117,6 +123,7 @@ void Table::numbered(Batch& batch) {
 
 void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                     std::uint32_t seconds) {
+  const Now now = advance(seconds);
   share_out(ids, count, batch, 1);
   batch.make_room(count, true);
   each([&](int l, Scratch& scratch) {
@@ -125,7 +132,7 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
     if (scratch.behind.size() < call.count) scratch.behind.resize(call.count), scratch.home.resize(call.count);
     call.behind = scratch.behind.data();
     call.home = scratch.home.data();
-    lanes_[l]->resolve(call, access, {steps_, seconds}, out);
+    lanes_[l]->resolve(call, access, now, out);
     share.distinct = call.distinct;
     share.repeats = call.repeats;
     share.generation = lanes_[l]->generation();
@@ -181,10 +188,12 @@ void Table::peek(const std::int64_t* ids, std::size_t count, float* weights, flo
   }
 }
 
-void Table::put(const std::int64_t* ids, std::size_t count, const float* weights, const float* state) {
+void Table::put(const std::int64_t* ids, std::size_t count, const float* weights, const float* state,
+                std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
+  const Now now = advance(seconds);
   for (std::size_t i = 0; i < count; ++i) {
-    lane(ids[i]).insert(ids[i], weights + i * config_.dim, state + i * config_.state_floats, nullptr);
+    lane(ids[i]).put(ids[i], weights + i * config_.dim, state + i * config_.state_floats, now);
   }
 }
 
@@ -285,14 +294,16 @@ void Table::set_lr(float lr) {
 
 void Table::counts(const std::int64_t* ids, std::size_t count, std::int64_t* out, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < count; ++i) out[i] = lane(ids[i]).count(ids[i], {steps_, seconds});
+  const Now now = advance(seconds);
+  for (std::size_t i = 0; i < count; ++i) out[i] = lane(ids[i]).count(ids[i], now);
 }
 
 std::size_t Table::shrink(const Shrink& rule, std::uint32_t seconds) {
   std::unique_lock lock(mutex_);
   saved_.wait(lock, [&] { return !saving_; });
+  const Now now = advance(seconds);
   std::vector<std::size_t> dropped(lanes_.size());
-  each([&](int l, Scratch&) { dropped[l] = lanes_[l]->shrink(rule, {steps_, seconds}); });
+  each([&](int l, Scratch&) { dropped[l] = lanes_[l]->shrink(rule, now); });
   std::size_t total = 0;
   for (const std::size_t some : dropped) total += some;
   return total;

@@ -22,6 +22,7 @@ struct Stats {
   std::uint32_t steps = 0;
 };
 
+// Calls give the seconds since the table was made, by a clock of the caller's.
 class Table {
  public:
   Table(const Config& config, int threads);
@@ -58,7 +59,8 @@ class Table {
 
   // Rows and state of ids as they are, first ones where there is no row; and the inverse, which makes missing rows.
   void peek(const std::int64_t* ids, std::size_t count, float* weights, float* state);
-  void put(const std::int64_t* ids, std::size_t count, const float* weights, const float* state);
+  void put(const std::int64_t* ids, std::size_t count, const float* weights, const float* state,
+           std::uint32_t seconds);
 
   void set_lr(float lr);
   void counts(const std::int64_t* ids, std::size_t count, std::int64_t* out, std::uint32_t seconds);
@@ -67,21 +69,24 @@ class Table {
 
   // Snapshots. Only one is taken at a time; while it is, shrinking and loading wait.
   struct Beginning {
-    std::uint32_t steps = 0;
+    Now now;                             // no row was seen later
     std::vector<std::int64_t> removed;   // since the last snapshot
     Chunk candidates;
   };
-  Beginning begin_save(bool delta);
+  Beginning begin_save(bool delta, std::uint32_t seconds);
+  void begin_scan();                     // a snapshot for reading alone: no delta builds on it
   Chunk save_some(std::size_t most);     // empty: the end
   void end_save(bool succeeded);
-  // Loading, chunk by chunk: rows replace those of the same id.
-  void begin_load(bool clear, std::uint32_t steps);
+  // Loading, chunk by chunk: rows replace those of the same id. The table's clock goes on from the time that was saved.
+  void begin_load(bool clear, Now saved, std::uint32_t seconds);
   void insert(const Chunk& chunk);
   void insert_candidates(const Chunk& chunk);
   void remove(const std::vector<std::int64_t>& ids);
   void end_load();
 
  private:
+  Now advance(std::uint32_t seconds);
+  std::unique_lock<std::mutex> begin_saving();
   // The ids of a call, resolved: kept for the push that follows a pull of the same ids.
   struct Share {   // of the ids: a lane's, or a part of them
     std::size_t begin = 0, count = 0, distinct = 0, repeats = 0;
@@ -152,6 +157,8 @@ class Table {
   std::vector<std::vector<std::uint32_t>> ends_;   // [stretch][share]
   double distinct_ = 0;                            // of the ids of the last call
   std::uint32_t steps_ = 0;
+  std::uint32_t seconds_ = 0;      // the latest that a call came at
+  std::int64_t ahead_ = 0;         // of the seconds that calls give: the table's clock, since a load
   std::array<Batch, 32> recent_;   // as many as clients may pull before they push
   // Ids of pulls that are remembered for their push, 36 bytes each: more of them once pushes show that they are needed.
   std::size_t most_remembered_ = 1 << 17;

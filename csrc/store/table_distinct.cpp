@@ -59,9 +59,10 @@ void Table::find(Batch& batch, Lane::Access access, std::uint32_t seconds, float
     missing += lane_of_share(batch, s).find(batch.view(s), config_.tracks ? nullptr : place(s));
   });
   if (config_.tracks || missing > 0) {
+    const Now now = advance(seconds);
     each([&](int l, Scratch&) {
       for (std::size_t s = l * parts; s < (l + 1) * parts; ++s) {
-        lanes_[l]->settle(batch.view(s), access, {steps_, seconds}, place(s));
+        lanes_[l]->settle(batch.view(s), access, now, place(s));
       }
     });
   }

@@ -3,12 +3,17 @@
 
 namespace heterps::store {
 
-Table::Beginning Table::begin_save(bool delta) {
+std::unique_lock<std::mutex> Table::begin_saving() {
   std::unique_lock lock(mutex_);
   saved_.wait(lock, [&] { return !saving_; });
   saving_ = true;
   saving_lane_ = 0;
-  Beginning out{.steps = steps_, .removed = {}, .candidates = {}};
+  return lock;
+}
+
+Table::Beginning Table::begin_save(bool delta, std::uint32_t seconds) {
+  const auto lock = begin_saving();
+  Beginning out{.now = advance(seconds), .removed = {}, .candidates = {}};
   for (const auto& lane : lanes_) {
     lane->begin_save(delta);
     const auto& removed = lane->removed_before_save();
@@ -16,6 +21,11 @@ Table::Beginning Table::begin_save(bool delta) {
     lane->save_candidates(out.candidates);
   }
   return out;
+}
+
+void Table::begin_scan() {
+  const auto lock = begin_saving();
+  for (const auto& lane : lanes_) lane->begin_scan();
 }
 
 Chunk Table::save_some(std::size_t most) {
@@ -36,10 +46,12 @@ void Table::end_save(bool succeeded) {
   saved_.notify_all();
 }
 
-void Table::begin_load(bool clear, std::uint32_t steps) {
+void Table::begin_load(bool clear, Now saved, std::uint32_t seconds) {
   std::unique_lock lock(mutex_);
   saved_.wait(lock, [&] { return !saving_; });
-  steps_ = steps;
+  steps_ = saved.step;
+  seconds_ = saved.seconds;
+  ahead_ = std::int64_t{saved.seconds} - seconds;
   for (const auto& lane : lanes_) {
     if (clear) lane->clear();
     lane->clear_candidates();

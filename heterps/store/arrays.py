@@ -30,6 +30,14 @@ def as_ids(ids: Any, what: str = "ids") -> Any:
     return np.ascontiguousarray(values).reshape(values.shape)
 
 
+def as_flat_ids(ids: Any) -> Any:
+    """The same, of one axis only."""
+    given = as_ids(ids)
+    if given.ndim != 1:
+        raise InvalidInput(f"ids have one axis here, not {given.ndim}; flatten them with .reshape(-1)")
+    return given
+
+
 def as_rows(rows: Any, shape: tuple[int, ...], what: str) -> Any:
     """Gradients or rows, float32 and of the given shape."""
     values: Any = rows if is_tensor(rows) else np.asarray(rows)
@@ -51,6 +59,8 @@ def rows_like(ids: Any, shape: tuple[int, ...], out: Any | None) -> Any:
     given = as_rows(out, shape, "rows to write to")
     if given is not out and not (is_tensor(out) and out.is_contiguous()) and not _same_memory(given, out):
         raise InvalidInput("rows to write to are contiguous float32")
+    if isinstance(given, np.ndarray) and not given.flags.writeable:
+        raise InvalidInput("rows to write to are writeable, not read-only")
     return given
 
 

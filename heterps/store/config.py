@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heterps.errors import InvalidInput, did_you_mean
+from heterps.store.checks import MOST_32_BITS, float32, limit, number, share, whole
+
+MOST_NAME = 256
+"""Characters of a table's name: as many as the wire takes."""
 
 EPS = {"adagrad": 1e-10, "rowwise-adagrad": 1e-8, "adam": 1e-8}
 """Defaults of `eps`: torch's for adagrad and adam, FBGEMM's for row-wise adagrad."""
@@ -59,24 +63,20 @@ class Optimizer:
     clip_norm: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.name not in STATE_FLOATS:
-            hint = did_you_mean(self.name, STATE_FLOATS)
+        if not isinstance(self.name, str) or self.name not in STATE_FLOATS:
+            hint = did_you_mean(str(self.name), STATE_FLOATS)
             raise InvalidInput(f"optimizer: one of {', '.join(STATE_FLOATS)}, not {self.name!r}.{hint}")
         for name in ("lr", "initial_accumulator", "beta", "l1", "l2", "weight_decay"):
-            _check(name, getattr(self, name), least=0.0)
+            float32(name, getattr(self, name))
         for name in ("momentum", "beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise InvalidInput(f"optimizer: {name} lies in [0, 1), not {getattr(self, name)!r}")
+            share(f"optimizer: {name}", getattr(self, name))
         for name in ("clip_value", "clip_norm"):
-            if not getattr(self, name) > 0:
-                raise InvalidInput(
-                    f"optimizer: {name} is positive (leave it out for none), not {getattr(self, name)!r}"
-                )
-        if self.name == "ftrl" and self.lr == 0:
-            raise InvalidInput("optimizer: ftrl divides by lr, which must be positive")
+            limit(f"optimizer: {name}", getattr(self, name))
+        if self.name == "ftrl" and float32("lr", self.lr) == 0:
+            raise InvalidInput(f"optimizer: ftrl divides by lr, which must be positive, not {self.lr!r}")
         if self.eps is None:
             object.__setattr__(self, "eps", EPS.get(self.name, 0.0))
-        _check("eps", self.eps, least=0.0)
+        float32("eps", self.eps)
 
     def state_floats(self, dim: int) -> int:
         """Floats of state beside a row of `dim` floats."""
@@ -106,15 +106,20 @@ class TableConfig:
     """Keep each row's sights and when it was last seen (12 bytes a row). Implied by the three above."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dim, int) or not 1 <= self.dim <= 65_536:
-            raise InvalidInput(f"table {self.name!r}: dim is a whole number from 1 to 65536, not {self.dim!r}")
+        if not isinstance(self.name, str) or len(self.name) > MOST_NAME:
+            raise InvalidInput(f"table: name is a string of at most {MOST_NAME} characters, not {self.name!r:.80}")
+        table = f"table {self.name!r}: "
+        if not isinstance(self.optimizer, Optimizer):
+            raise InvalidInput(f"{table}optimizer is an Optimizer, not {self.optimizer!r}")
+        if not isinstance(self.counts, bool):
+            raise InvalidInput(f"{table}counts is True or False, not {self.counts!r}")
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
-            raise InvalidInput(f"table {self.name!r}: seed is a whole number of 64 bits, not {self.seed!r}")
-        if self.admit_after < 1:
-            raise InvalidInput(f"table {self.name!r}: admit_after is at least 1, not {self.admit_after!r}")
-        _check("init_scale", self.init_scale, least=0.0)
-        _check("expire_steps", self.expire_steps, least=0.0)
-        _check("expire_seconds", self.expire_seconds, least=0.0)
+            raise InvalidInput(f"{table}seed is a whole number of 64 bits, not {self.seed!r}")
+        whole(f"{table}dim", self.dim, least=1, most=65_536)
+        whole(f"{table}admit_after", self.admit_after, least=1)
+        whole(f"{table}expire_steps", self.expire_steps)
+        number(f"{table}expire_seconds", self.expire_seconds, most=MOST_32_BITS)
+        float32(f"{table}init_scale", self.init_scale)
 
     @property
     def tracks(self) -> bool:
@@ -137,11 +142,6 @@ class TableConfig:
             return cls(**{**data, "optimizer": Optimizer(**data.get("optimizer", {}))})
         except TypeError as error:
             raise InvalidInput(f"table configuration: {error}") from None
-
-
-def _check(name: str, value: float | None, *, least: float) -> None:
-    if value is None or not math.isfinite(value) or value < least:
-        raise InvalidInput(f"{name} is a number of at least {least:g}, not {value!r}")
 
 
 def _without_infinities(data: dict[str, Any]) -> dict[str, Any]:

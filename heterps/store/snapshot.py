@@ -9,14 +9,10 @@ number of rows in all. Numbers are little-endian. A delta holds the rows changed
 from __future__ import annotations
 
 import json
-import os
 import struct
-import tempfile
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps import _native
-from heterps.errors import HeterPSError, InvalidInput
+from heterps.errors import InvalidInput
 from heterps.store.config import TableConfig
+from heterps.store.replacing import replacing
 
 MAGIC = b"HPSSNAP1"
 FORMAT = "heterps.snapshot/1"
@@ -39,14 +36,6 @@ _COUNT = struct.Struct("<Q")
 Keep = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a table needs to know of the snapshot it now holds."""
-
-    identity: str
-    seconds: int
-
-
 def save(
     core: _native.SparseTable,
     config: TableConfig,
@@ -56,7 +45,7 @@ def save(
     seconds: int,
     finite: bool = False,
 ) -> str:
-    """Writes a snapshot and returns its identity; with `parent`, the delta since that one.
+    """Writes a snapshot and returns its identity; with `parent`, the delta since that one. `seconds`: the clock now.
 
     Raises:
         InvalidInput: for a delta of a table that was never saved or loaded; with `finite`, for a row that is no number.
@@ -64,10 +53,10 @@ def save(
     if parent == "":
         raise InvalidInput(f"{path}: a delta needs a snapshot before it; save the table whole first")
     identity = uuid.uuid4().hex
-    steps, removed, waiting, waiting_lives = core.begin_save(parent is not None)
+    steps, seconds, removed, waiting, waiting_lives = core.begin_save(parent is not None, seconds)
     done = False
     try:
-        with _replacing(Path(path)) as file:
+        with replacing(Path(path)) as file:
             header = {
                 "format": FORMAT, "identity": identity, "parent": parent, "config": config.to_dict(),
                 "steps": steps, "seconds": seconds,
@@ -100,16 +89,25 @@ def _check_finite(table: str, ids: NDArray[np.int64], rows: NDArray[np.float32])
 
 
 def load(
-    core: _native.SparseTable, config: TableConfig, path: str | PathLike[str], *, parent: str, keep: Keep | None
-) -> Loaded:
-    """Reads a snapshot, or all of a directory, into the table. Files are checked whole before anything changes.
+    core: _native.SparseTable,
+    config: TableConfig,
+    path: str | PathLike[str],
+    *,
+    parent: str,
+    clock: Callable[[], int],
+    keep: Keep | None,
+) -> str:
+    """Reads a snapshot, or all of a directory, into the table and returns its identity.
+
+    Files are checked whole, and `keep` is asked for all ids once, before anything changes. The table's time goes on
+    from what was saved. Shards may have been ahead of each other: a row is as long unseen as it was in its own.
 
     Raises:
         InvalidInput: if a file is corrupt, cut short, of another table, or a delta of another parent.
     """
     source = Path(path)
     files = _files(source) if source.is_dir() else [source]
-    headers = [_check(file, config) for file in files]
+    headers = [_check(file, config, keep) for file in files]
     deltas = {header["parent"] is not None for header in headers}
     if len(deltas) > 1:
         raise InvalidInput(f"{source}: whole snapshots and deltas side by side; keep them in directories of their own")
@@ -120,11 +118,13 @@ def load(
             f"{source}: a delta on top of snapshot {headers[0]['parent']}, but the table holds {parent or 'none'}; "
             "load its parent first"
         )
-    core.begin_load(not is_delta, max(header["steps"] for header in headers))
-    for file in files:
-        _read_into(core, config, file, keep)
+    steps, seconds = (max(header[name] for header in headers) for name in ("steps", "seconds"))
+    core.begin_load(not is_delta, steps, seconds, clock())
+    for file, header in zip(files, headers, strict=True):
+        behind = np.array([0, steps - header["steps"], seconds - header["seconds"]], np.uint32)
+        _read_into(core, config, file, keep, behind)
     core.end_load()
-    return Loaded(headers[0]["identity"], max(header["seconds"] for header in headers))
+    return str(headers[0]["identity"])
 
 
 def _files(directory: Path) -> list[Path]:
@@ -148,7 +148,7 @@ def export(core: _native.SparseTable, config: TableConfig, path: str | PathLike[
 
     vector = pa.list_(pa.float32(), config.dim)
     schema = pa.schema([("id", pa.int64()), ("vector", vector)])
-    with _replacing(Path(path)) as file, pq.ParquetWriter(file, schema) as writer:
+    with replacing(Path(path)) as file, pq.ParquetWriter(file, schema) as writer:
         for ids, weights, _ in scan(core):
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(weights.ravel()), config.dim)
             writer.write_table(pa.table([pa.array(ids), vectors], schema=schema))
@@ -156,37 +156,12 @@ def export(core: _native.SparseTable, config: TableConfig, path: str | PathLike[
 
 def scan(core: _native.SparseTable) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
     """Ids, rows and state of this moment, some at a time, in no order; other calls may go on meanwhile."""
-    core.begin_save(False)
+    core.begin_scan()
     try:
         while len((chunk := core.save_some(ROWS_AT_ONCE))[0]):
             yield chunk[0], chunk[1], chunk[2]
     finally:
-        core.end_save(False)  # what changed is still to be saved
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when all is written and on disk; otherwise `path` stays as it was."""
-    name = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-        name = None
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise HeterPSError(f"{path}: could not be written: {error.strerror or error}") from error
-    finally:
-        if name is not None:
-            Path(name).unlink(missing_ok=True)
+        core.end_save(False)
 
 
 def _write(file: BinaryIO, payload: bytes | NDArray[Any]) -> None:
@@ -211,8 +186,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
             yield payload
 
 
-def _check(path: Path, config: TableConfig) -> dict[str, Any]:
-    """The header of a file that is whole and fits the table."""
+def _check(path: Path, config: TableConfig, keep: Keep | None) -> dict[str, Any]:
+    """The header of a file that is whole and fits the table, and whose ids `keep` can tell apart."""
     if not path.is_file():
         raise InvalidInput(f"{path}: no such snapshot")
     blocks = _blocks(path)
@@ -227,11 +202,12 @@ def _check(path: Path, config: TableConfig) -> dict[str, Any]:
             )
     if saved.optimizer.name != config.optimizer.name:
         raise InvalidInput(f"{path}: of optimizer {saved.optimizer.name}, not {config.optimizer.name}")
-    for _ in range(3):
-        _next(blocks, path)
+    for _ in range(2):
+        _kept(_next(blocks, path), keep)
+    _next(blocks, path)
     rows = 0
     while ids := _next(blocks, path):
-        rows += len(ids) // 8
+        rows += len(_kept(ids, keep)[0])
         for _ in range(3):
             _next(blocks, path)
     if rows != _COUNT.unpack(_next(blocks, path))[0] or next(blocks, None) is not None:
@@ -246,24 +222,33 @@ def _next(blocks: Iterator[bytes], path: Path) -> bytes:
         raise InvalidInput(f"{path}: cut short: its end is missing; use another snapshot") from None
 
 
-def _read_into(core: _native.SparseTable, config: TableConfig, path: Path, keep: Keep | None) -> None:
+def _kept(payload: bytes, keep: Keep | None) -> tuple[NDArray[np.int64], NDArray[np.bool_] | slice]:
+    """The ids of a block, and which of them to keep."""
+    ids = np.frombuffer(payload, "<i8")
+    if keep is None or not len(ids):
+        return ids, slice(None)
+    kept = np.asarray(keep(ids))
+    if kept.dtype != np.bool_ or kept.shape != ids.shape:
+        raise InvalidInput(f"keep gives a bool for each of {len(ids)} ids, not {kept.dtype} of shape {kept.shape}")
+    return ids, kept
+
+
+def _read_into(
+    core: _native.SparseTable, config: TableConfig, path: Path, keep: Keep | None, behind: NDArray[np.uint32]
+) -> None:
+    """Adds a file's contents; `behind` is added to each life, to make up for a shard that was behind others."""
     blocks = _blocks(path)
     next(blocks)
-
-    def ids_of(payload: bytes) -> tuple[NDArray[np.int64], NDArray[np.bool_] | slice]:
-        ids = np.frombuffer(payload, "<i8")
-        kept: NDArray[np.bool_] | slice = slice(None) if keep is None or not len(ids) else keep(ids)
-        return np.ascontiguousarray(ids[kept]), kept
-
-    core.remove(ids_of(next(blocks))[0])
-    waiting, kept = ids_of(next(blocks))
-    core.insert_candidates(waiting, _matrix(next(blocks), "<u4", 3)[kept])
+    removed, kept = _kept(next(blocks), keep)
+    core.remove(np.ascontiguousarray(removed[kept]))
+    waiting, kept = _kept(next(blocks), keep)
+    core.insert_candidates(np.ascontiguousarray(waiting[kept]), (_matrix(next(blocks), "<u4", 3) + behind)[kept])
     while payload := next(blocks):
-        ids, kept = ids_of(payload)
+        ids, kept = _kept(payload, keep)
         weights = _matrix(next(blocks), "<f4", config.dim)[kept]
         state = _matrix(next(blocks), "<f4", config.state_floats, rows=len(payload) // 8)[kept]
-        lives = _matrix(next(blocks), "<u4", 3)
-        core.insert(ids, np.ascontiguousarray(weights), np.ascontiguousarray(state),
+        lives = _matrix(next(blocks), "<u4", 3) + behind
+        core.insert(np.ascontiguousarray(ids[kept]), np.ascontiguousarray(weights), np.ascontiguousarray(state),
                     np.ascontiguousarray(lives[kept] if len(lives) else lives))  # fmt: skip
 
 

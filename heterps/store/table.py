@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 from heterps import _native
 from heterps.errors import InvalidInput
 from heterps.store import snapshot
-from heterps.store.arrays import as_ids, as_rows, rows_like
+from heterps.store.arrays import as_flat_ids, as_ids, as_rows, rows_like
+from heterps.store.checks import MOST_32_BITS, number, whole
 from heterps.store.config import Optimizer, TableConfig
 from heterps.store.interface import Ids, Pooling, Rows, Stats
+from heterps.store.turns import Turns
 
 _RULE = ("lr", "eps", "initial_accumulator", "momentum", "beta1", "beta2", "beta", "l1", "l2", "weight_decay",
          "clip_value", "clip_norm")  # fmt: skip
+MOST_THREADS = 4096
+"""Assumed to be more than any machine has cores for; the core numbers the parts of a call with 16 bits."""
 _TABLE = ("name", "seed", "init_scale", "admit_after", "expire_steps", "expire_seconds", "counts")
 
 
@@ -69,12 +73,11 @@ class SparseTable:
         return table
 
     def _make(self, config: TableConfig, threads: int, clock: Callable[[], float]) -> None:
-        if threads < 1:
-            raise InvalidInput(f"threads is at least 1, not {threads!r}")
+        whole("threads", threads, least=1, most=MOST_THREADS)
         rule = config.optimizer
         self.config = config
         self.snapshot_id = ""
-        self._clock, self._began = clock, clock()
+        self._clock, self._began, self._turns = clock, clock(), Turns()
         self._core = _native.SparseTable(
             dim=config.dim, state_floats=config.state_floats, optimizer=rule.name,
             numbers=[float(getattr(rule, name)) for name in _RULE], seed=config.seed % 2**64, name=config.name,
@@ -84,8 +87,8 @@ class SparseTable:
 
     @property
     def seconds(self) -> int:
-        """Whole seconds on the table's clock since it was made (or, after a load, since its saved past began)."""
-        return int(self._clock() - self._began)
+        """Whole seconds since the table was made, as calls give them to the core; 0 if the clock went back before."""
+        return max(0, int(self._clock() - self._began))
 
     def pull(self, ids: Ids, *, out: Rows | None = None, create: bool = True) -> Rows:
         """Rows of the ids; see `Table.pull`."""
@@ -163,7 +166,7 @@ class SparseTable:
 
     def peek(self, ids: Ids) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Rows and optimizer state of ids (one axis) as they are, first values where there is no row. Makes nothing."""
-        given = as_ids(ids)
+        given = as_flat_ids(ids)
         weights = np.empty((given.shape[0], self.config.dim), np.float32)
         state = np.empty((given.shape[0], self.config.state_floats), np.float32)
         self._core.peek(given, weights, state)
@@ -171,10 +174,11 @@ class SparseTable:
 
     def put(self, ids: Ids, weights: Rows, state: Rows | None = None) -> None:
         """Sets rows of ids (one axis), and their optimizer state if given; makes the rows that are missing."""
-        given = as_ids(ids)
+        given = as_flat_ids(ids)
         rows = as_rows(weights, (given.shape[0], self.config.dim), "rows")
         kept = self.peek(given)[1] if state is None else state
-        self._core.put(given, rows, as_rows(kept, (given.shape[0], self.config.state_floats), "state"))
+        beside = as_rows(kept, (given.shape[0], self.config.state_floats), "state")
+        self._core.put(given, rows, beside, self.seconds)
 
     def set_lr(self, lr: float) -> None:
         """Learning rate of later pushes."""
@@ -192,7 +196,11 @@ class SparseTable:
         """Drops rows that are not worth their memory; see `Table.shrink`."""
         if (min_count or unseen_steps or unseen_seconds) and not self.config.tracks:
             raise InvalidInput(f"table {self.config.name!r} keeps no counts; make it with counts=True")
-        return self._core.shrink(min_count, unseen_steps, math.ceil(unseen_seconds), self.seconds)
+        whole("min_count", min_count)
+        whole("unseen_steps", unseen_steps)
+        number("unseen_seconds", unseen_seconds, most=MOST_32_BITS)
+        with self._turns.take("shrink"):
+            return self._core.shrink(min_count, unseen_steps, math.ceil(unseen_seconds), self.seconds)
 
     def stats(self) -> Stats:
         """What the table holds and has done."""
@@ -205,9 +213,10 @@ class SparseTable:
 
     def save(self, path: str | PathLike[str], *, delta: bool = False, finite: bool = False) -> str:
         """Writes a snapshot of this moment; see `Table.save`. With `finite`, refuses rows that are no numbers."""
-        self.snapshot_id = snapshot.save(self._core, self.config, path, parent=self.snapshot_id if delta else None,
-                                         seconds=self.seconds, finite=finite)  # fmt: skip
-        return self.snapshot_id
+        with self._turns.take("save"):
+            self.snapshot_id = snapshot.save(self._core, self.config, path, parent=self.snapshot_id if delta else None,
+                                             seconds=self.seconds, finite=finite)  # fmt: skip
+            return self.snapshot_id
 
     def load(
         self, path: str | PathLike[str], *, keep: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None
@@ -216,17 +225,23 @@ class SparseTable:
 
         With `keep`, only the ids for which it gives True: a shard's share of a table that was saved in others.
         """
-        loaded = snapshot.load(self._core, self.config, path, parent=self.snapshot_id, keep=keep)
-        self.snapshot_id = loaded.identity
-        self._began = self._clock() - loaded.seconds
+        with self._turns.take("load"):
+            self.snapshot_id = snapshot.load(self._core, self.config, path, parent=self.snapshot_id,
+                                             clock=lambda: self.seconds, keep=keep)  # fmt: skip
 
     def scan(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
-        """Ids, rows and optimizer state of this moment, some at a time, in no order."""
-        return snapshot.scan(self._core)
+        """Ids, rows and optimizer state of this moment, some at a time, in no order.
+
+        Pulls and pushes go on meanwhile. Saves, loads, shrinks and other scans wait until it is over or closed; those
+        of the thread that scans are refused.
+        """
+        with self._turns.take("scan"):
+            yield from snapshot.scan(self._core)
 
     def export(self, path: str | PathLike[str]) -> None:
         """Writes (id, vector) as Parquet: the rows of this moment, in no order."""
-        snapshot.export(self._core, self.config, path)
+        with self._turns.take("export"):
+            snapshot.export(self._core, self.config, path)
 
 
 def _bags(ids: Any, offsets: Any) -> int:

@@ -334,6 +334,15 @@ def test_adam_counts_the_updates_of_each_row(make: Maker) -> None:
     np.testing.assert_allclose(table.pull(int64(1, 2)), rows - [[1.5], [0.5]], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dim", [1, 4, 16, 33])
+@pytest.mark.parametrize("size", [1e10, 1e20, 3e38])
+def test_a_row_is_clipped_however_long_it_is(make: Maker, dim: int, size: float) -> None:
+    """The square of a large float32 is none."""
+    table = make(table_config(dim=dim, lr=1.0, clip_norm=0.5, init_scale=0.0))
+    table.push(int64(1), np.full((1, dim), size, np.float32))
+    np.testing.assert_allclose(table.pull(int64(1)), np.full((1, dim), -0.5 / dim**0.5), rtol=1e-6)
+
+
 def test_the_learning_rate_can_follow_a_schedule(make: Maker) -> None:
     table = make(table_config(dim=1, lr=0.1))
     ids, ones = int64(1), np.ones((1, 1), np.float32)

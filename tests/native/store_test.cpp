@@ -75,7 +75,7 @@ void random_calls(int dim, int threads, bool tracks, unsigned seed) {
       for (int j = 0; j < dim; ++j) row(ids[i])[j] -= rows[i * dim + j];
     }
     if (call % 20 == 19) {
-      table.begin_save(false);
+      table.begin_save(false, 0);
       std::set<std::int64_t> seen;
       while (true) {
         const Chunk chunk = table.save_some(100);
@@ -118,7 +118,7 @@ void many_threads(int lanes) {
   }
   workers.emplace_back([&] {
     for (int save = 0; save < 8; ++save) {
-      table.begin_save(save % 2 == 1);
+      table.begin_save(save % 2 == 1, 0);
       std::set<long> moments;
       std::size_t rows = 0;
       while (true) {

@@ -275,6 +275,63 @@ def test_a_row_dropped_and_made_again_between_saves(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows_of(other), rows_of(table))
 
 
+def test_a_delta_removes_only_what_its_parent_has(tmp_path: Path) -> None:
+    """What came and went in between is nobody's business: deltas, and what is kept for them, stay small."""
+    table = some_table(counts=True)
+    old, passing = np.arange(100), np.arange(1000, 3000)
+    table.pull(old)
+    table.save(tmp_path / "whole")
+    sizes, bytes_kept = [], []
+    for _ in range(2):
+        for _ in range(20):
+            table.pull(np.repeat(passing, 2))
+            table.shrink(min_count=9)
+        bytes_kept.append(table.stats().bytes)
+        table.save(tmp_path / "delta", delta=True)
+        sizes.append((tmp_path / "delta").stat().st_size)
+    assert sizes[0] - sizes[1] == 8 * len(old)  # the first tells of them, once
+    assert max(bytes_kept) - min(bytes_kept) < 8 * 2 * len(old)
+
+
+def test_what_is_kept_after_saves_that_fail(tmp_path: Path) -> None:
+    table = some_table(counts=True)
+    ids = np.arange(1000)
+    table.pull(ids)
+    table.save(tmp_path / "whole")
+    for _ in range(5):
+        table.shrink(min_count=2)
+        table.pull(ids)
+        with pytest.raises(HeterPSError):
+            table.save(tmp_path / "whole" / "delta", delta=True)
+    table.shrink(min_count=2)
+    table.save(tmp_path / "delta", delta=True)
+    assert (tmp_path / "delta").stat().st_size < 1000 + 8 * len(ids)
+    loaded = some_table(counts=True)
+    loaded.load(tmp_path / "whole")
+    loaded.load(tmp_path / "delta")
+    assert loaded.stats().rows == 0
+
+
+def test_a_scan_leaves_nothing_behind(tmp_path: Path) -> None:
+    """No delta builds on it, so nothing is kept for one; and one that builds on a save is not disturbed."""
+    scanned, other = some_table(counts=True), some_table(counts=True)
+    scanned.export(tmp_path / "rows.parquet")
+    for table in (scanned, other):
+        for _ in range(3):
+            table.pull(np.arange(5000))
+            table.shrink(min_count=2)
+    assert scanned.stats().bytes == other.stats().bytes
+    push_some(scanned, 1)
+    scanned.save(tmp_path / "whole")
+    push_some(scanned, 2)
+    assert sum(len(ids) for ids, _, _ in scanned.scan()) == scanned.stats().rows
+    push_some(scanned, 3)
+    scanned.save(tmp_path / "delta", delta=True)
+    other.load(tmp_path / "whole")
+    other.load(tmp_path / "delta")
+    np.testing.assert_array_equal(rows_of(other), rows_of(scanned))
+
+
 # One moment
 
 
@@ -385,6 +442,21 @@ def test_a_snapshot_loads_into_any_number_of_shards(tmp_path: Path, shards: int)
         assert not part.counts(ids[ids % shards != shard]).any()
         total += part.stats().rows
     assert total == table.stats().rows
+
+
+@pytest.mark.parametrize(
+    ("keep", "error"),
+    [(lambda ids: 1 / 0, ZeroDivisionError), (lambda ids: ids, InvalidInput), (lambda ids: ids[:1] > 0, InvalidInput)],
+)
+def test_a_keep_that_fails_changes_nothing(tmp_path: Path, keep: Any, error: type[Exception]) -> None:
+    table = some_table()
+    push_some(table, 1)
+    table.save(tmp_path / "snapshot")
+    push_some(table, 2)
+    before = rows_of(table)
+    with pytest.raises(error):
+        table.load(tmp_path / "snapshot", keep=keep)
+    np.testing.assert_array_equal(rows_of(table), before)
 
 
 @pytest.mark.parametrize(("saved", "loaded"), [(1, 2), (2, 1), (3, 2)])

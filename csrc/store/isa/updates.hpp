@@ -115,6 +115,14 @@ HETERPS_INLINE void update(const Rule& rule, float* __restrict w, float* __restr
   }
 }
 
+// Clips a row whose sum of squares is no float. Doubles hold it, and the factor, which may be too small for a float.
+[[gnu::noinline, gnu::cold]] inline void clip_huge(float clip_norm, float* g, int dim) {
+  double sum = 0;
+  for (int j = 0; j < dim; ++j) sum += static_cast<double>(g[j]) * g[j];
+  const double scale = clip_norm / sqrt(sum);
+  for (int j = 0; j < dim; ++j) g[j] = static_cast<float>(g[j] * scale);
+}
+
 HETERPS_INLINE void condition(const Rule& rule, const float* __restrict w, float* __restrict g, int dim) {
   if (rule.clip_value < __builtin_inff()) {
     HETERPS_ROW
@@ -124,7 +132,9 @@ HETERPS_INLINE void condition(const Rule& rule, const float* __restrict w, float
   }
   if (rule.clip_norm < __builtin_inff()) {
     const float norm = __builtin_sqrtf(squares(g, dim));
-    if (norm > rule.clip_norm) {
+    if (norm == __builtin_inff()) [[unlikely]] {
+      clip_huge(rule.clip_norm, g, dim);
+    } else if (norm > rule.clip_norm) {
       const float scale = rule.clip_norm / norm;
       HETERPS_ROW
       for (int j = 0; j < dim; ++j) g[j] *= scale;
