@@ -1,4 +1,4 @@
-"""NumPy arrays and torch CPU tensors in and out; torch is not imported unless a tensor comes in."""
+"""Ids and rows as NumPy arrays, under the rules of a local table; torch is not imported unless a tensor comes in."""
 
 from __future__ import annotations
 
@@ -7,32 +7,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps.errors import InvalidInput
+from heterps.store.arrays import as_ids, as_rows, is_tensor, rows_like
 
 
-def is_tensor(value: Any) -> bool:
-    """True for a torch tensor."""
-    return type(value).__module__.split(".")[0] == "torch"
+def ids_of(ids: Any, what: str = "ids") -> NDArray[np.int64]:
+    """The ids, contiguous; see `as_ids`."""
+    return _array(as_ids(ids, what))
 
 
-def to_numpy(value: Any, dtype: type[np.generic], what: str) -> NDArray[Any]:
-    """An array of exactly `dtype` that shares memory with `value` where it can; Python lists are converted."""
-    if is_tensor(value):
-        if value.device.type != "cpu":
-            raise InvalidInput(f"{what}: a CPU tensor, not one on {value.device}; move it with .cpu()")
-        value = value.detach().numpy()
-    elif not isinstance(value, np.ndarray):
-        value = np.asarray(value, dtype=dtype)
-    if value.dtype != dtype:
-        raise InvalidInput(f"{what}: {np.dtype(dtype)}, not {value.dtype}")
-    array: NDArray[Any] = value
+def rows_of(rows: Any, shape: tuple[int, ...], what: str = "gradients") -> NDArray[np.float32]:
+    """Rows or gradients, contiguous; see `as_rows`."""
+    return _array(as_rows(rows, shape, what))
+
+
+def rows_for(ids: Any, shape: tuple[int, ...], out: Any | None) -> tuple[Any, NDArray[np.float32]]:
+    """Rows to give back, `out` or new ones of the same kind as the ids, and the memory to write them to."""
+    rows = rows_like(ids, shape, out)
+    return rows if out is None else out, _array(rows)
+
+
+def _array(values: Any) -> NDArray[Any]:
+    array: NDArray[Any] = values.numpy() if is_tensor(values) else values
     return array
-
-
-def like(result: NDArray[Any], model: Any) -> Any:
-    """`result` as a tensor if `model` is one; shares its memory."""
-    if not is_tensor(model):
-        return result
-    import torch
-
-    return torch.from_numpy(result)

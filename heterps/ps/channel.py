@@ -13,12 +13,22 @@ from typing import Any
 
 import zmq
 
-from heterps.errors import HeterPSError
+from heterps.errors import HeterPSError, InvalidInput
 from heterps.ps.errors import InvalidRequest, ServerError, ServerTimeout, WireError
 from heterps.ps.keys import Keys, piece_bytes, protect
 from heterps.ps.server import SOCKET_BUFFER_BYTES
 from heterps.ps.shared import LEAST_BYTES, Arena, Offer, Place, View
-from heterps.ps.wire import MAX_OPERATIONS, Array, Operation, Reply, Request, Sharing, decode_replies, encode_request
+from heterps.ps.wire import (
+    MAX_FRAMES,
+    MAX_OPERATIONS,
+    Array,
+    Operation,
+    Reply,
+    Request,
+    Sharing,
+    decode_replies,
+    encode_request,
+)
 
 log = logging.getLogger("heterps.ps")
 
@@ -28,6 +38,8 @@ FLIGHT_BYTES = 64 << 20
 QUEUE_BYTES = 128 << 20
 """Arrays that wait for their turn; beyond, callers wait (assumed)."""
 QUEUE_OPERATIONS = 4096
+GOODBYE_MS = 250
+"""Time that a client's last word has to leave when it ends."""
 TOGETHER_BYTES = 256 << 10
 """Operations leave in one message while they are smaller than this together (assumed)."""
 
@@ -93,6 +105,9 @@ class Channel:
         """The operation sent again to learn whether the server is alive."""
         self._refused: int | None = None
         """Where to go on when the server, which had too much of ours, has room again."""
+        self._hole: int | None = None
+        """The last operation of a message that broke the format: the server still waits for it, and we do not."""
+        self._heard = False
         self._resent: tuple[int, float] = (-1, 0.0)
         self._quiet_since_s = time.monotonic()
         self.socket = self._connect()
@@ -100,6 +115,8 @@ class Channel:
     def submit(self, verb: str, table: str, args: dict[str, Any], arrays: list[Array]) -> Future[Reply]:
         """Queues an operation; waits while too much is queued. The arrays must not change until it is answered."""
         nbytes = sum(array.nbytes for array in arrays)
+        if sum(-(-array.nbytes // self.piece_bytes) for array in arrays) >= MAX_FRAMES:
+            raise InvalidInput(f"{verb}: {nbytes} bytes are more than a message holds; send them in several")
         future: Future[Reply] = Future()
         with self._changed:
             while self._queue and (self._queue_bytes > QUEUE_BYTES or len(self._queue) >= QUEUE_OPERATIONS):
@@ -159,6 +176,7 @@ class Channel:
 
     def receive(self) -> None:
         """Takes all replies that have arrived."""
+        answered = False
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
@@ -166,15 +184,25 @@ class Channel:
             except WireError as error:
                 log.warning("reply of %s: %s", self.address, error)
                 continue
-            self._attempts, self._quiet_since_s = 0, time.monotonic()
+            if any(reply.seq >= 0 for reply in replies):  # not just that it cannot read us
+                self._attempts, self._quiet_since_s, self._heard = 0, time.monotonic(), True
             if self._sharing is not None:
                 self._share(self._sharing, offer)
             for reply in replies:
                 self._settle(reply)
-        if self._refused is not None and self._flight_messages < FLIGHT_MESSAGES:
-            self._send_again(self._refused)
-            self._refused = None
+                answered |= reply.status not in ("busy", "gap")
+        self._go_on(answered)
         self.pump()
+
+    def _go_on(self, answered: bool) -> None:
+        """Sends again what the server had no room for, or would not take before something that does not come."""
+        first = next((seq for seq, pending in self._flight.items() if not pending.held), None)
+        if self._hole is not None and (first is None or first > self._hole):
+            self._hole = None
+            self._send_again(0)
+        if self._refused is not None and (answered or first is None or first >= self._refused):
+            refused, self._refused = self._refused, None
+            self._send_again(refused)
 
     def _share(self, sharing: Sharing, offer: Offer | None) -> None:
         """Maps what the server offers. One that does not offer its memory, or whose cannot be mapped, is far away."""
@@ -195,7 +223,7 @@ class Channel:
             self._sharing = self._view = None
             self._send_again(0)
         elif reply.seq < 0:
-            self._fail(ServerError(f"{self.address}: {reply.value}"), queued=False)
+            self._refuse(reply)
         elif (pending := self._land(reply)) is not None:
             if reply.status == "ok":
                 pending.future.set_result(reply)
@@ -206,10 +234,26 @@ class Channel:
                 self._probe = None
                 self._send_again(0)
 
+    def _refuse(self, reply: Reply) -> None:
+        """A message broke the format: fails the operation in it, if the server could read which.
+
+        Of several, each is sent in a message of its own, to learn which one it is.
+        """
+        log.warning("%s: %s", self.address, reply.value)
+        numbers = [seq for array in reply.arrays for seq in array.tolist() if seq in self._flight]
+        if len(numbers) == 1:
+            self._hole = max(numbers[0], self._hole or 0)
+            self._settle(Reply(numbers[0], "error", f"{self.address}: {reply.value}"))
+            return
+        for seq in numbers:
+            self._send([self._flight[seq]])
+
     def _go_back(self, reply: Reply) -> None:
         expected = reply.value if isinstance(reply.value, int) else 0
         if reply.status == "busy" and reply.seq >= expected:
             self._refused = expected
+            return
+        if reply.status == "gap" and expected == self._refused:  # behind the one that the server has no room for
             return
         if reply.seq == self._probe:
             self._probed(reply.seq)
@@ -298,7 +342,10 @@ class Channel:
             self._closed = reason
             self._changed.notify_all()
         self._fail(ServerError(reason))
-        self.socket.close(linger=0)
+        goodbye = self._heard and not self._attempts
+        if goodbye:  # the server need not keep our replies any more
+            self._deliver(Request(self._client, self._next, []))
+        self.socket.close(linger=GOODBYE_MS if goodbye else 0)
 
     def _connect(self) -> zmq.Socket[bytes]:
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -310,8 +357,10 @@ class Channel:
         try:
             protect(dealer, self.address, self._keys, server=False)
             dealer.connect(self.address)
-        except BaseException:
+        except BaseException as error:
             dealer.close()
+            if isinstance(error, zmq.ZMQError):
+                raise InvalidInput(f"cannot connect to {self.address}: {error}") from None
             raise
         return dealer
 
@@ -326,24 +375,25 @@ class Channel:
 
     def _send(self, batch: list[Pending]) -> None:
         low = next(iter(self._flight))
-        request = Request(self._client, low, [pending.operation for pending in batch], self._sharing)
+        self._deliver(Request(self._client, low, [pending.operation for pending in batch], self._sharing))
+
+    def _deliver(self, request: Request) -> None:
         parts = encode_request(request, piece_bytes=self.piece_bytes, arena=self._arena if self.shares else None)
         # A socket that the server has refused has no way out any more, and would wait for one for ever. What is not
         # sent is as good as lost on the way: it is sent again, by another socket, when its time is up.
         with suppress(zmq.Again):
             self.socket.send_multipart(parts, flags=zmq.NOBLOCK, copy=False)
 
-    def _fail(self, error: HeterPSError, *, queued: bool = True) -> None:
+    def _fail(self, error: HeterPSError) -> None:
         with self._changed:
-            failed = [*self._flight.values(), *(self._queue if queued else ())]
+            failed = [*self._flight.values(), *self._queue]
             self._given_up.update(self._flight)
             for pending in failed:
                 self._left += self._places(pending)
             self._flight.clear()
             self._flight_messages = self._flight_bytes = 0
-            if queued:
-                self._queue.clear()
-                self._queue_bytes = 0
+            self._queue.clear()
+            self._queue_bytes = 0
             self._changed.notify_all()
         for pending in failed:
             pending.future.set_exception(error)

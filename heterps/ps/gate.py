@@ -57,8 +57,7 @@ class Gate:
         version, number, address = frames[0], frames[1], frames[3]
         admitted = frames[5] == b"CURVE" and frames[6:] == [self._admitted]
         if not admitted:
-            self.refused += 1
-            log.warning("refused a client at %s: its key is not the job's", address.decode(errors="replace"))
+            self._refuse(address.decode(errors="replace"), "its key is not the job's")
         status, text = (b"200", b"OK") if admitted else (b"400", b"not the key of this job")
         self._questions.send_multipart([version, number, status, text, b"", b""])
 
@@ -71,10 +70,14 @@ class Gate:
             peer = self._peers.pop(value, "an unknown address")
             if self._failed:
                 self._failed = False
-                self.refused += 1
-                log.warning("refused a client at %s: no handshake with the job's keys", peer)
+                self._refuse(peer, "no handshake with the job's keys")
         else:
             self._failed = True
+
+    def _refuse(self, peer: str, why: str) -> None:
+        self.refused += 1
+        if seldom(self.refused):
+            log.warning("refused a client at %s: %s (%d so far)", peer, why, self.refused)
 
     def close(self) -> None:
         """Closes its sockets."""
@@ -82,6 +85,11 @@ class Gate:
             guarded.disable_monitor()
         for socket_ in self.sockets:
             socket_.close()
+
+
+def seldom(count: int) -> bool:
+    """True for the 1st, 2nd, 4th, 8th ... of something to be logged: a flood fills no disk."""
+    return count & (count - 1) == 0
 
 
 def _peer(descriptor: int) -> str:

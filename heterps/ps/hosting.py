@@ -32,6 +32,7 @@ Room = Callable[[tuple[int, int]], NDArray[np.float32] | None]
 Answer = tuple[Any, Reply]
 """A client, and what it gets."""
 MAX_TABLES = 4096
+MAX_DIM = 65_536
 HELD_BYTES = 1 << 30
 """Parts of pushes that wait for others; beyond, further ones are refused (assumed)."""
 READING = frozenset({"pull", "counts", "stats", "open"})
@@ -118,6 +119,8 @@ class Host:
             raise InvalidInput(f"no table {operation.table!r} on this server; open it first.{hint}")
         if verb == "pull":
             after = None if args.get("after") is None or again else _take(args, "after", int)
+            if after is not None and after < 0:
+                raise InvalidInput(f"pull: after a step from 0 on, not {after}")
             if after is None or (hosted.gathering.applied is not None and hosted.gathering.applied >= after):
                 return _pull(hosted, operation, None if again else room, again=again)
             return self._ahead(hosted, Ahead(client, operation, after, room))
@@ -127,6 +130,16 @@ class Host:
             for one, seq, what in hosted.abandon():
                 others.append((one, Reply(seq, "error", what)))
         return (None, []) if verb == "abandon" else _VERBS[verb](hosted, args, operation.arrays)
+
+    def reply_bytes(self, operation: Operation) -> int:
+        """The most that an operation's reply takes, in bytes of arrays. Safe beside `run`."""
+        if operation.verb not in ("pull", "counts") or not operation.arrays:
+            return 0
+        if operation.verb == "counts":
+            return operation.arrays[0].nbytes
+        hosted = self.tables.get(operation.table)
+        dim = MAX_DIM if hosted is None else hosted.config.dim  # it may be opened before the pull's turn comes
+        return min(4 * dim * operation.arrays[0].size, MAX_FRAME_BYTES)
 
     def _check_room(self, more: int) -> None:
         """Refuses to hold more than there is room for."""
@@ -192,6 +205,9 @@ def _answered(operation: Operation, call: Callable[[], tuple[Any, list[Array]] |
         return Reply(operation.seq, "invalid", str(error))
     except HeterPSError as error:
         return Reply(operation.seq, "error", str(error))
+    except OSError as error:  # a full disk, a directory that is not there: nothing to look for in the code
+        log.warning("%s on table %r failed: %s", operation.verb, operation.table, error)
+        return Reply(operation.seq, "error", f"{operation.verb} on a server failed: {error}")
     except Exception as error:
         log.exception("%s on table %r failed", operation.verb, operation.table)
         return Reply(operation.seq, "error", f"{operation.verb}: {type(error).__name__}: {error}")

@@ -91,6 +91,7 @@ def protect(socket: zmq.Socket[bytes], address: str, keys: Keys | None, *, serve
         return
     if not address.startswith("tcp://"):
         raise InvalidInput(f"address {address!r}: tcp://host:port or ipc:///directory/socket")
+    _check_port(address, server=server)
     if keys is None:
         raise InvalidInput(
             f"address {address!r}: tcp needs the job's keys (--key-file; make one with heterps ps keygen)"
@@ -101,6 +102,15 @@ def protect(socket: zmq.Socket[bytes], address: str, keys: Keys | None, *, serve
     else:
         socket.curve_serverkey = keys.server_public.encode()
         socket.curve_publickey, socket.curve_secretkey = keys.client_public.encode(), keys.client_secret.encode()
+
+
+def _check_port(address: str, *, server: bool) -> None:
+    """Refuses a tcp address without a host or a port that exists; libzmq takes 99999 for another one."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    known = port.isascii() and port.isdigit() and (0 if server else 1) <= int(port) <= 65_535
+    if not host or not (known or (server and port == "*")):
+        ports = "1 to 65535, or * for any that is free" if server else "1 to 65535"
+        raise InvalidInput(f"address {address!r}: tcp://host:port with a port from {ports}")
 
 
 def piece_bytes(address: str) -> int:

@@ -5,20 +5,35 @@ from __future__ import annotations
 import json
 import uuid
 from pathlib import Path
+from typing import IO
 
 from heterps.errors import InvalidInput
 from heterps.ps.hosting import Host
+from heterps.ps.locks import lock
 from heterps.ps.sessions import Sessions
 from heterps.ps.snapshots import remove_except
 from heterps.storage import write_json
 
 FORMAT = "heterps.server/1"
 MANIFEST = "server.json"
+LOCK = "server.lock"
+
+
+def claim(directory: Path) -> IO[bytes]:
+    """Makes a server's directory, if it is missing, and holds it until the returned file is closed.
+
+    Raises:
+        InvalidInput: it is no directory that can be written to, or another server has it.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"save-dir {directory}: not a directory that can be made ({error.strerror})") from None
+    return lock(directory / LOCK, f"save-dir {directory}: another server has it; each needs one of its own")
 
 
 def save_server(directory: Path, host: Host, sessions: Sessions) -> None:
     """Writes every table, then the manifest that makes them valid; what an older manifest named is removed last."""
-    directory.mkdir(parents=True, exist_ok=True)
     generation = uuid.uuid4().hex[:12]
     tables = []
     for number, hosted in enumerate(host.tables.values()):

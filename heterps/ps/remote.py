@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from os import PathLike
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from heterps.errors import InvalidInput
 from heterps.ps import snapshots
-from heterps.ps.arrays import like, to_numpy
+from heterps.ps.arrays import ids_of, rows_for, rows_of
 from heterps.ps.bags import check_bags, pool, spread
 from heterps.ps.errors import ServerTimeout
 from heterps.ps.outstanding import Outstanding, Ticket
@@ -102,20 +101,17 @@ class RemoteTable:
 
         Tells the distinct ids and their shards; sends nothing and makes no row. Only for speed.
         """
-        self._recent.batch(_flat(to_numpy(ids, np.int64, "ids")), self._client.shards)
+        self._recent.batch(ids_of(ids).reshape(-1), self._client.shards)
 
     def pull(self, ids: Ids, *, out: Rows | None = None, create: bool = True) -> Rows:
         """Rows of `ids`; see `Table.pull`."""
-        array = to_numpy(ids, np.int64, "ids")
-        shape = (*array.shape, self._config.dim)
-        result = np.empty(shape, np.float32) if out is None else to_numpy(out, np.float32, "out")
-        if result.shape != shape or not result.flags.c_contiguous or not result.flags.writeable:
-            raise InvalidInput(f"out: writable, contiguous, of shape {shape}, not {result.shape}")
+        array = ids_of(ids)
+        result, memory = rows_for(ids, (*array.shape, self._config.dim), out)
         counting = create and self._config.tracks  # sights count by occurrence: duplicates stay
-        flat, shards = _flat(array), self._client.shards
+        flat, shards = array.reshape(-1), self._client.shards
         batch = grouped(flat, shards) if counting else self._recent.batch(flat, shards)
-        _spread(batch, _all(self._rows(batch, create=create)), result)
-        return like(result, ids) if out is None else out
+        _spread(batch, _all(self._rows(batch, create=create)), memory)
+        return result
 
     def pull_after(self, ids: Ids, step: int) -> Coming:
         """Asks for rows as they are when all parts of `step` are applied (see `push_part`), and returns at once.
@@ -123,10 +119,11 @@ class RemoteTable:
         The servers look the ids up now, and send the rows as soon as that step is over: nobody has to wait for its end
         to ask then. A step that no part ever comes for is waited for without end, until it is abandoned.
         """
-        array = to_numpy(ids, np.int64, "ids")
-        flat, shards = _flat(array), self._client.shards
+        array = ids_of(ids)
+        flat, shards = array.reshape(-1), self._client.shards
         batch = grouped(flat, shards) if self._config.tracks else self._recent.batch(flat, shards)
-        return Coming(batch, self._rows(batch, create=True, after=int(step)), (*array.shape, self._config.dim))
+        after = _whole(step, "step")
+        return Coming(batch, self._rows(batch, create=True, after=after), (*array.shape, self._config.dim))
 
     def push(self, ids: Ids, grads: Rows) -> None:
         """Sends gradients and returns; see `Table.push`."""
@@ -151,9 +148,10 @@ class RemoteTable:
         Returns:
             What to wait for. An error, such as that of a step abandoned by others, is raised there or by `wait`.
         """
-        if step < 0 or not 0 <= part < parts:
-            raise InvalidInput(f"a part from 0 to {parts - 1} of a step from 0 on, not {part} of step {step}")
-        args = {"step": int(step), "part": int(part), "parts": int(parts), "lr": None if lr is None else float(lr)}
+        if not 0 <= part < parts:
+            raise InvalidInput(f"a part from 0 to {parts - 1}, not {part}")
+        whole = {"step": _whole(step, "step"), "part": _whole(part, "part"), "parts": _whole(parts, "parts")}
+        args = {**whole, "lr": None if lr is None else float(lr)}
         futures = [
             self._submit(shard, "push_part", {**args, "piece": piece, "pieces": pieces}, *arrays)
             for shard, piece, pieces, arrays in self._sums(ids, grads)
@@ -176,17 +174,19 @@ class RemoteTable:
         """
         self._every("abandon", {})
 
-    def bag(self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", create: bool = True) -> Rows:
-        """Pooled rows; see `Table.bag`."""
+    def bag(
+        self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", out: Rows | None = None, create: bool = True
+    ) -> Rows:
+        """Pooled rows, written to `out` if given; see `Table.bag`."""
         array, starts = check_bags(ids, offsets, mode)
-        return like(pool(self.pull(array, create=create), starts, mode), ids)
+        result, memory = rows_for(ids, (len(starts), self._config.dim), out)
+        memory[...] = pool(self.pull(array, create=create), starts, mode)
+        return result
 
     def push_bag(self, ids: Ids, offsets: Ids, grads: Rows, *, mode: Pooling = "sum") -> None:
         """Sends the gradients of pooled rows; see `Table.push_bag`."""
         array, starts = check_bags(ids, offsets, mode)
-        given = to_numpy(grads, np.float32, "grads")
-        if given.shape != (len(starts), self._config.dim):
-            raise InvalidInput(f"grads: of shape {(len(starts), self._config.dim)}, one row a bag, not {given.shape}")
+        given = rows_of(grads, (len(starts), self._config.dim))
         self.push(array, spread(given, starts, len(array), mode))
 
     def set_lr(self, lr: float) -> None:
@@ -195,8 +195,8 @@ class RemoteTable:
 
     def counts(self, ids: Ids) -> NDArray[np.int64]:
         """Sights of each id; see `Table.counts`."""
-        array = to_numpy(ids, np.int64, "ids")
-        batch = self._recent.batch(_flat(array), self._client.shards)
+        array = ids_of(ids)
+        batch = self._recent.batch(array.reshape(-1), self._client.shards)
         asked = [(s, e, self._ask(k, "counts", {}, batch.ids[s:e])) for k, s, e in self._chunks(batch, empty=True)]
         found = np.empty(len(batch.ids), np.int64)
         for start, end, future in asked:
@@ -205,7 +205,8 @@ class RemoteTable:
 
     def shrink(self, *, min_count: int = 0, unseen_steps: int = 0, unseen_seconds: float = 0.0) -> int:
         """Drops rows on all shards and says how many; see `Table.shrink`."""
-        args = {"min_count": min_count, "unseen_steps": unseen_steps, "unseen_seconds": float(unseen_seconds)}
+        whole = {"min_count": _whole(min_count, "min_count"), "unseen_steps": _whole(unseen_steps, "unseen_steps")}
+        args = {**whole, "unseen_seconds": float(unseen_seconds)}
         return sum(int(reply.value) for reply in self._every("shrink", args))
 
     def stats(self) -> Stats:
@@ -225,8 +226,7 @@ class RemoteTable:
         """
         self.wait()
         directory = place(path)
-        if isinstance(directory, Path):
-            directory.mkdir(parents=True, exist_ok=True)
+        snapshots.make(directory)
         identity, shards = uuid.uuid4().hex, self._client.shards
         files = snapshots.file_names(identity, shards)
         args = [{"path": str(directory / file), "delta": delta, "id": identity} for file in files]
@@ -240,6 +240,7 @@ class RemoteTable:
         """Every server reads the whole snapshot and keeps the ids of its shard, however many shards wrote it."""
         self.wait()
         source = place(path)
+        snapshots.check_whole(source)
         identity, parent = snapshots.read(source) if source.is_dir() else ("", "")
         self._every("load", {"path": str(source), "id": identity, "parent": parent})
 
@@ -267,14 +268,12 @@ class RemoteTable:
 
     def _sums(self, ids: Ids, grads: Rows) -> Iterator[tuple[int, int, int, tuple[NDArray[Any], NDArray[Any]]]]:
         """Shard, piece, pieces and arrays (ids, summed gradients) of each operation of a push."""
-        array, given = to_numpy(ids, np.int64, "ids"), to_numpy(grads, np.float32, "grads")
-        dim = self._config.dim
-        if given.shape != (*array.shape, dim):
-            raise InvalidInput(f"grads: of shape {(*array.shape, dim)}, not {given.shape}")
-        batch = self._recent.batch(_flat(array), self._client.shards)
+        array, dim = ids_of(ids), self._config.dim
+        given = rows_of(grads, (*array.shape, dim))
+        batch = self._recent.batch(array.reshape(-1), self._client.shards)
         chunks = list(self._chunks(batch, empty=True))
         sums = [self._client.room(shard, (end - start, dim), np.float32) for shard, start, end in chunks]
-        batch.sum_into(np.ascontiguousarray(given).reshape(-1, dim), sums)
+        batch.sum_into(given.reshape(-1, dim), sums)
         pieces = Counter(shard for shard, _, _ in chunks)
         for (shard, start, end), rows in zip(chunks, sums, strict=True):
             piece = (start - batch.bounds[shard]) // self._chunk
@@ -299,8 +298,11 @@ class RemoteTable:
         return _all([self._submit(shard, verb, args) for shard in range(self._client.shards)])
 
 
-def _flat(ids: NDArray[Any]) -> Int64:
-    return np.ascontiguousarray(ids).reshape(-1)
+def _whole(value: Any, what: str) -> int:
+    """A whole number as messages hold it."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= value < 2**62:
+        return int(value)
+    raise InvalidInput(f"{what}: a whole number from 0 on, not {value!r}")
 
 
 def _spread(batch: Batch, replies: list[Reply], out: NDArray[np.float32]) -> None:

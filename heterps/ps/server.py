@@ -15,18 +15,20 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
 from heterps.errors import InvalidInput
 from heterps.ps.errors import WireError
-from heterps.ps.gate import Gate
+from heterps.ps.gate import Gate, seldom
 from heterps.ps.hosting import Answer, Host, MakeTable
 from heterps.ps.keys import Keys, piece_bytes, protect
 from heterps.ps.lanes import Lanes
+from heterps.ps.locks import lock
 from heterps.ps.neighbours import Neighbours
-from heterps.ps.persistence import load_server, save_server
+from heterps.ps.outgoing import REPLY_BYTES, Outgoing
+from heterps.ps.persistence import claim, load_server, save_server
 from heterps.ps.sessions import Route, Session, Sessions, Verdict
 from heterps.ps.shared import Arena, Offer
 from heterps.ps.wire import (
@@ -34,9 +36,11 @@ from heterps.ps.wire import (
     MAX_OPERATIONS,
     Operation,
     Reply,
+    Request,
     Unmapped,
     decode_request,
     encode_replies,
+    numbers_of,
 )
 from heterps.store.config import TableConfig
 from heterps.store.table import SparseTable
@@ -47,6 +51,8 @@ WINDOW = 16 * MAX_OPERATIONS
 """Operations of one client that may be in work; beyond, the client is told to wait."""
 QUEUED_BYTES = 512 << 20
 """Arrays of requests in work; beyond, the server stops reading, and TCP holds the clients back (assumed)."""
+FRAME_SLACK = 2
+"""Frames up to so many times the limit get an error reply; the transport cuts larger ones off unseen (assumed)."""
 SOCKET_BUFFER_BYTES = 4 << 20
 """Room for a batch of rows in the kernel, so that sender and receiver overlap."""
 TURN_MESSAGES = 64
@@ -60,6 +66,25 @@ LINGER_MS = 2000
 def native_table(config: TableConfig) -> Any:
     """A local table of the native core."""
     return SparseTable.from_config(config)
+
+
+class Accepted(NamedTuple):
+    """An operation to be done."""
+
+    operation: Operation
+    again: bool
+    """It was done before, and its reply is lost."""
+    reply_bytes: int
+    """The most that its reply takes."""
+
+
+class Load(NamedTuple):
+    """What a job takes while it is in work."""
+
+    request_bytes: int
+    reply_bytes: int
+    route: Route
+    """Where the reply is counted."""
 
 
 class Server:
@@ -82,22 +107,28 @@ class Server:
         save_dir: str | os.PathLike[str] | None = None,
         window: int = WINDOW,
         queued_bytes: int = QUEUED_BYTES,
+        reply_bytes: int = REPLY_BYTES,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         shared: bool = True,
     ) -> None:
+        addresses = [bind] if isinstance(bind, str) else list(bind)
+        if not addresses or threads < 1 or io_threads < 1:
+            raise InvalidInput(f"a server needs an address and threads, not {addresses} and {threads}, {io_threads}")
         self._host = Host(make_table)
         self._sessions = Sessions(window=window)
+        self._outgoing = Outgoing(reply_bytes)
         self._save_dir = None if save_dir is None else Path(save_dir)
-        if self._save_dir is not None:
-            load_server(self._save_dir, self._host, self._sessions)
+        self._locks = contextlib.ExitStack()
+        """What no other server may have at the same time: sockets and the directory."""
+        self._most_frame_bytes = max_frame_bytes
         self._most_queued_bytes = queued_bytes
         self._queued_bytes = 0
         self._in_work = 0
         self._requests = self._malformed = 0
         self._neighbours = Neighbours(Arena()) if shared else None
         self._started_s = time.monotonic()
-        self._outbox: deque[tuple[list[Answer], int | None]] = deque()
-        """Replies, and the bytes of the job that ends with them; None: it goes on."""
+        self._outbox: deque[tuple[list[Answer], Load | None]] = deque()
+        """Replies, and the load of the job that ends with them; None: it goes on."""
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._inner, self._outer = socket.socketpair()
@@ -109,8 +140,11 @@ class Server:
         """Where it listens, with the ports that it was given for `*`."""
         self._gate = Gate(self._context)
         try:
-            for address in [bind] if isinstance(bind, str) else bind:
-                self._bind(address, keys, max_frame_bytes)
+            if self._save_dir is not None:
+                self._locks.enter_context(claim(self._save_dir))
+                load_server(self._save_dir, self._host, self._sessions)
+            for address in addresses:
+                self._bind(address, keys)
         except BaseException:
             self._close_sockets()
             raise
@@ -119,17 +153,20 @@ class Server:
         self._lanes = Lanes(threads)
         self._savers = Lanes(1)
 
-    def _bind(self, bind: str, keys: Keys | None, max_frame_bytes: int) -> None:
+    def _bind(self, bind: str, keys: Keys | None) -> None:
         router = self._context.socket(zmq.ROUTER)
         self._routers.append(router)
         router.linger = LINGER_MS
-        router.maxmsgsize = max_frame_bytes
+        router.maxmsgsize = FRAME_SLACK * self._most_frame_bytes
         router.sndhwm = router.rcvhwm = 1024
         router.rcvbuf = router.sndbuf = SOCKET_BUFFER_BYTES
         router.heartbeat_ivl, router.heartbeat_timeout = 10_000, 60_000
         protect(router, bind, keys, server=True)
         if bind.startswith("tcp://") and keys is not None:
             self._gate.guard(router, keys.client_public)
+        if bind.startswith("ipc://"):  # libzmq takes the socket from whoever listens there
+            held = Path(f"{bind.removeprefix('ipc://')}.lock")
+            self._locks.enter_context(lock(held, f"cannot bind to {bind}: another server listens there"))
         try:
             router.bind(bind)
         except zmq.ZMQError as error:
@@ -223,33 +260,43 @@ class Server:
             if not int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return taken > 0
             name, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
+            route, buffers = (number, name.bytes), [frame.buffer for frame in frames]
             try:
-                view_of = None if self._neighbours is None else self._neighbours.view_of
-                request = decode_request([frame.buffer for frame in frames], view_of)
+                request = self._decode(buffers)
             except Unmapped as error:
-                self._send((number, name.bytes), [Reply(-1, "unmapped", str(error))])
-                continue
+                self._send(route, [Reply(-1, "unmapped", str(error))])
             except WireError as error:
-                self._malformed += 1
-                if self._malformed & (self._malformed - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a flood fills no disk
-                    log.warning("%s (%d so far)", error, self._malformed)
-                self._send((number, name.bytes), [Reply(-1, "error", str(error))])
-                continue
-            session = self._sessions.hear(request.client, request.low, (number, name.bytes), request.sharing)
-            self._accept(session, request.operations)
+                self._complain(route, buffers, error)
+            else:
+                session = self._sessions.hear(request.client, request.low, route, request.sharing)
+                self._accept(session, request.operations)
         return True
+
+    def _decode(self, buffers: list[memoryview]) -> Request:
+        largest = max((buffer.nbytes for buffer in buffers), default=0)
+        if largest > self._most_frame_bytes:
+            raise WireError(f"malformed message: a frame of {largest} bytes, at most {self._most_frame_bytes}")
+        return decode_request(buffers, None if self._neighbours is None else self._neighbours.view_of)
+
+    def _complain(self, route: Route, buffers: list[memoryview], error: WireError) -> None:
+        """Answers a message that breaks the format, with the numbers of its operations if they can be read."""
+        self._malformed += 1
+        if seldom(self._malformed):
+            log.warning("%s (%d so far)", error, self._malformed)
+        numbers = numbers_of(buffers)
+        self._send(route, [Reply(-1, "error", str(error), [] if numbers is None else [numbers])])
 
     def _accept(self, session: Session, operations: list[Operation]) -> None:
         """Hands new operations to the workers, those on one table in a row as one job, and answers the rest."""
         answers: list[Reply] = []
-        accepted: list[tuple[Operation, bool]] = []
+        accepted: list[Accepted] = []
         for operation in operations:
-            verdict = session.judge(operation.seq)
-            if verdict is Verdict.NEW:
-                accepted.append((operation, False))
-            elif verdict is Verdict.LOST:
-                session.work_again(operation.seq)
-                accepted.append((operation, True))
+            reply_bytes = self._host.reply_bytes(operation)
+            room = not reply_bytes or not self._outgoing.full(session.route)
+            verdict = session.judge(operation.seq, room=room)
+            if verdict in (Verdict.NEW, Verdict.LOST):
+                self._outgoing.begin(session.route, reply_bytes)
+                accepted.append(Accepted(operation, verdict is Verdict.LOST, reply_bytes))
             elif verdict is Verdict.REPEAT:
                 answers.append(session.replies[operation.seq])
             elif verdict is Verdict.HELD:
@@ -257,13 +304,14 @@ class Server:
             elif verdict is not Verdict.STALE:
                 status = "gap" if verdict is Verdict.GAP else "busy"
                 answers.append(Reply(operation.seq, status, session.next))
-        for (table, save), group in groupby(accepted, lambda entry: (entry[0].table, entry[0].verb == "save")):
+        for (table, save), group in groupby(accepted, lambda one: (one.operation.table, one.operation.verb == "save")):
             self._work(session, table, list(group), self._savers if save else self._lanes)
         if answers:
             self._answer(session, answers)
 
-    def _work(self, session: Session, table: str, batch: list[tuple[Operation, bool]], lanes: Lanes) -> None:
-        size = sum(operation.nbytes for operation, _ in batch)
+    def _work(self, session: Session, table: str, batch: list[Accepted], lanes: Lanes) -> None:
+        size = sum(one.operation.nbytes for one in batch)
+        load = Load(size, sum(one.reply_bytes for one in batch), session.route)
         self._requests += len(batch)
         self._in_work += 1
         self._queued_bytes += size
@@ -273,7 +321,7 @@ class Server:
 
         def job() -> None:
             replies: list[Answer] = []
-            for operation, again in batch:
+            for operation, again, _ in batch:
                 if not table:
                     replies.append((session, self._stats(operation)))
                     continue
@@ -283,7 +331,7 @@ class Server:
                         self._outbox.append((replies, None))
                         self._wake()
                         replies = []
-            self._outbox.append((replies, size))
+            self._outbox.append((replies, load))
             self._wake()
 
         lanes.submit(table, job)
@@ -294,12 +342,13 @@ class Server:
             self._neighbours.leave_the_dead()
         done: list[Answer] = []
         while self._outbox:
-            replies, size = self._outbox.popleft()
-            if size is not None:
+            replies, load = self._outbox.popleft()
+            if load is not None:
                 self._in_work -= 1
-                self._queued_bytes -= size
+                self._queued_bytes -= load.request_bytes
+                self._outgoing.end(load.route, load.reply_bytes)
             for session, reply in replies:
-                session.finish(reply)
+                self._sessions.finish(session, reply)
             done += replies
         for _, group in groupby(done, lambda entry: id(entry[0])):
             entries = list(group)
@@ -319,9 +368,9 @@ class Server:
     def _send(
         self, route: Route, replies: Iterable[Reply], arena: Arena | None = None, offer: Offer | None = None
     ) -> None:
-        number, name = route
+        number, _ = route
         frames = encode_replies(replies, piece_bytes=piece_bytes(self.addresses[number]), arena=arena, offer=offer)
-        self._routers[number].send_multipart([name, *frames], copy=False)
+        self._outgoing.send(self._routers[number], route, frames)
 
     def _stats(self, operation: Operation) -> Reply:
         """The server's own numbers: what an operation on no table asks for."""
@@ -333,7 +382,8 @@ class Server:
             "sharing": 0 if self._neighbours is None else len(self._neighbours),
             "shared_bytes": 0 if self._neighbours is None else self._neighbours.arena.held_bytes,
             "held_bytes": sum(hosted.gathering.held_bytes for hosted in list(self._host.tables.values())),
-            "queued_bytes": self._queued_bytes, "uptime_s": time.monotonic() - self._started_s, "pid": os.getpid(),
+            "queued_bytes": self._queued_bytes, "reply_bytes": self._outgoing.nbytes,
+            "kept_bytes": self._sessions.kept_bytes, "uptime_s": time.monotonic() - self._started_s, "pid": os.getpid(),
         }  # fmt: skip
         return Reply(operation.seq, "ok", value)
 
@@ -350,3 +400,4 @@ class Server:
             self._neighbours.arena.close()
         self._inner.close()
         self._outer.close()
+        self._locks.close()

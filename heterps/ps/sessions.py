@@ -22,6 +22,8 @@ REMEMBERED_BYTES = 64 << 20
 """Replies kept for one client. Beyond, a repeated pull is read again, without being counted as another sight."""
 REMEMBERED_REPLIES = 4096
 """The same in number, while a held part keeps the client's least number down: more than a client has under way."""
+KEPT_BYTES = 256 << 20
+"""The same for all clients: of those heard of longest ago, which may be no more, replies with rows go first."""
 MAX_SESSIONS = 16_384
 """Clients remembered; the one heard of longest ago is forgotten first (assumed: far above a job's workers)."""
 
@@ -77,14 +79,17 @@ class Session:
             self.low = low
             self.next = max(self.next, low)  # what the client gave up does not come any more
 
-    def judge(self, seq: int) -> Verdict:
-        """What to do with operation `seq`; a new one is in work from now on."""
+    def judge(self, seq: int, *, room: bool = True) -> Verdict:
+        """What to do with operation `seq`. A new one is in work from now on, and so is one whose reply is lost.
+
+        Without `room` for its reply, it waits.
+        """
         if seq < self.low:
             return Verdict.STALE
         if seq > self.next:
             return Verdict.GAP
         if seq == self.next:
-            if len(self.working) >= self.window:
+            if not room or len(self.working) >= self.window:
                 return Verdict.BUSY
             self.next += 1
             self.working.add(seq)
@@ -95,13 +100,12 @@ class Session:
             return Verdict.NEW
         if seq in self.held:
             return Verdict.HELD
-        if seq in self.working:
+        if seq in self.working or not room:
             return Verdict.BUSY
-        return Verdict.REPEAT if seq in self.replies else Verdict.LOST
-
-    def work_again(self, seq: int) -> None:
-        """A done operation is in work once more, as its reply was not at hand."""
+        if seq in self.replies:
+            return Verdict.REPEAT
         self.working.add(seq)
+        return Verdict.LOST
 
     def finish(self, reply: Reply) -> None:
         """An operation is done: remembers its reply, if the client may still ask for it and it is not too large.
@@ -119,12 +123,19 @@ class Session:
             if len(self.replies) > REMEMBERED_REPLIES:
                 self.remembered_bytes -= self.replies.pop(next(iter(self.replies))).nbytes
 
+    def forget_rows(self) -> None:
+        """Drops the replies with arrays: what they answer is read again if it is asked for again."""
+        self.replies = {seq: reply for seq, reply in self.replies.items() if not reply.nbytes}
+        self.remembered_bytes = 0
+
 
 class Sessions:
     """All clients of a server."""
 
     def __init__(self, *, window: int) -> None:
         self._window = window
+        self.kept_bytes = 0
+        """Replies kept for all clients."""
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
 
     def __len__(self) -> int:
@@ -137,8 +148,26 @@ class Sessions:
             session = self._sessions[client] = Session(self._window, client, next=low, low=low)
             self._forget()
         self._sessions.move_to_end(client)
+        before = session.remembered_bytes
         session.hear(low, route, sharing)
+        self.kept_bytes += session.remembered_bytes - before
         return session
+
+    def finish(self, session: Session, reply: Reply) -> None:
+        """An operation of a client is done; see `Session.finish`."""
+        before = session.remembered_bytes
+        session.finish(reply)
+        self.kept_bytes += session.remembered_bytes - before
+        if self.kept_bytes > KEPT_BYTES:
+            self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        for session in self._sessions.values():
+            if self.kept_bytes <= KEPT_BYTES:
+                return
+            if session.remembered_bytes:
+                self.kept_bytes -= session.remembered_bytes
+                session.forget_rows()
 
     def to_dict(self) -> dict[str, Any]:
         """The next number of each client, to be saved, and with it what is held, if anything is."""
@@ -159,4 +188,4 @@ class Sessions:
             idle = next((c for c, session in self._sessions.items() if not session.working and not session.held), None)
             if idle is None:
                 return
-            del self._sessions[idle]
+            self.kept_bytes -= self._sessions.pop(idle).remembered_bytes

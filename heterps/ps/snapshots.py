@@ -6,6 +6,7 @@ The directory is one that all servers reach, or one in storage behind a URL, whe
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from heterps.store.config import TableConfig
 
 FORMAT = "heterps.snapshot-of-shards/1"
 MANIFEST = "manifest.json"
+SHARD_FILE = re.compile(r"shard-\d{5}-of-(\d{5})-.*\.hps")
 
 
 def file_names(identity: str, shards: int) -> list[str]:
@@ -36,8 +38,29 @@ def commit(directory: Place, files: Sequence[str], identity: str, parent: str, c
     """
     entries = [{"file": file} for file in files]
     manifest = {"format": FORMAT, "id": identity, "parent": parent, "table": config.to_dict(), "files": entries}
-    write_json(directory / MANIFEST, manifest)
+    try:
+        write_json(directory / MANIFEST, manifest)
+    except OSError as error:
+        raise InvalidInput(f"{directory / MANIFEST}: cannot be written ({error.strerror})") from None
     remove_except(directory, set(files))
+
+
+def make(directory: Place) -> None:
+    """Makes a directory for a snapshot, if it is missing; in storage there is nothing to make."""
+    if isinstance(directory, Url):
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"{directory}: no directory for a snapshot can be made there ({error.strerror}); name another one"
+        raise InvalidInput(message) from None
+
+
+def check_whole(source: Place) -> None:
+    """Refuses the file of one shard of several: the rows of the others would be lost."""
+    name = str(source).rpartition("/")[2]
+    if (found := SHARD_FILE.fullmatch(name)) is not None and int(found[1]) > 1:
+        raise InvalidInput(f"{source}: one shard of {int(found[1])}; load the directory that it lies in")
 
 
 def read(directory: Place) -> tuple[str, str]:

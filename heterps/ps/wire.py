@@ -8,7 +8,9 @@ A request message holds operations of one client, numbered in a row; a reply mes
 `client` is the client's 16 random bytes, `low` its least number still without a reply. `buffers` describes the arrays
 of an operation as [dtype, shape, bytes]: small ones lie in the header; for the others `bytes` is the number of frames
 that hold them, in order, or [offset, length] of a block in the sender's shared memory. Numbers are little-endian.
-Whatever breaks a rule here is a `WireError`.
+A request without operations only says that the client has all replies below `low`: its last word.
+Whatever breaks a rule here is a `WireError`. Its answer has the number -1; the numbers of the operations in that
+message, if they can be read, are the array of the answer.
 
 Shared memory: `sharing` = [process, descriptor, token, mapped] offers the client's arena and names the token of the
 server's arena that the client has mapped, or nothing. A server that can map the client's answers with the `offer` of
@@ -180,6 +182,17 @@ def decode_request(frames: Sequence[Frame], view_of: ViewOf | None = None) -> Re
     _require(all(b.seq == a.seq + 1 for a, b in pairwise(decoded)), "numbers in a row")
     source.end()
     return Request(client, low, decoded, sharing)
+
+
+def numbers_of(frames: Sequence[Frame]) -> Array | None:
+    """The numbers of the operations in a request that breaks a rule, as far as they can be read; None: not at all."""
+    try:
+        operations = _header(frames[:1], 4)[3]
+    except WireError:
+        return None
+    entries = operations[:MAX_OPERATIONS] if isinstance(operations, list) else []
+    numbers = [entry[0] for entry in entries if isinstance(entry, list) and entry and _is_count(entry[0])]
+    return np.array(numbers, np.int64) if numbers else None
 
 
 def decode_replies(frames: Sequence[Frame], view: View | None = None) -> tuple[list[Reply], Offer | None]:

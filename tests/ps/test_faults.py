@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import socket
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import zmq
 
-from heterps.errors import HeterPSError
+from heterps.errors import HeterPSError, InvalidInput
 from heterps.ps.client import Client
 from heterps.ps.errors import ServerError, ServerTimeout
 from heterps.ps.keys import Keys
@@ -16,7 +20,7 @@ from heterps.ps.server import Server
 from heterps.store.config import Optimizer, TableConfig
 from tests.ps.fakes import FakeTable, make_fake
 from tests.ps.proxy import Proxy
-from tests.ps.running import FAKE, Process, running_server, until
+from tests.ps.running import FAKE, ROOT, Process, running_server, until
 
 CONFIG = TableConfig(name="t", dim=4, optimizer=Optimizer(name="sgd", lr=1.0), init_scale=1.0)
 IDS = np.arange(40)
@@ -182,6 +186,54 @@ def test_an_oversized_frame_drops_its_sender_alone(tmp_path):
         assert table.stats().steps == 0
 
 
+def test_a_frame_a_little_too_large_gets_an_error_reply(tmp_path):
+    limit = 100_000
+    bind = f"ipc://{tmp_path}/sockets/0"
+    with (
+        Server(bind, make_table=make_fake, max_frame_bytes=limit).start() as server,
+        Client([bind], timeout_s=60.0, retries=0, shared=False) as client,
+    ):
+        table = client.table(CONFIG)
+        many = np.zeros((limit // 12, 4), np.float32)  # 133 KB
+        table.push(np.arange(len(many)), many)
+        with pytest.raises(ServerError, match=f"a frame of {many.nbytes} bytes, at most {limit}"):
+            table.wait()
+        np.testing.assert_array_equal(table.pull(IDS), FIRST)
+        assert client.stats()[0]["malformed"] == 1
+        assert server.addresses == [bind]
+
+
+def test_a_message_that_breaks_the_format_fails_nothing_else_of_its_client(connect):
+    """Pushes before it and pulls behind it are under way; it alone fails, and nothing waits for a timeout."""
+    client, _ = connect(timeout_s=60.0, retries=0)
+    table = client.table(CONFIG)
+    for _ in range(20):
+        table.push(np.arange(2000), np.ones((2000, 4), np.float32))
+    broken = client.submit(0, "open", "n" * 300, {})
+    rows = table.pull(IDS)
+    with pytest.raises(ServerError, match="table: a short string"):
+        broken.result()
+    table.wait()
+    np.testing.assert_array_equal(rows, FIRST - 20)
+    with pytest.raises(InvalidInput, match="at most 256"):
+        client.table(replace(CONFIG, name="n" * 300))
+    with pytest.raises(InvalidInput, match="more than a message holds"):
+        client.submit(0, "push", "t", {}, [np.broadcast_to(np.float32(0), (1 << 20, 1 << 14))])
+
+
+def test_a_flood_of_strangers_fills_no_log(caplog):
+    keys = Keys.generate()
+    with (
+        Server("tcp://127.0.0.1:*", keys, make_table=make_fake).start() as server,
+        Client(server.addresses, keys) as client,
+    ):
+        port = int(server.addresses[0].rpartition(":")[2])
+        for _ in range(40):
+            socket.create_connection(("127.0.0.1", port)).close()
+        until(lambda: client.stats()[0]["refused"] == 40, what="all counted")
+    assert [record.args[-1] for record in caplog.records if "refused" in record.msg] == [1, 2, 4, 8, 16, 32]
+
+
 def test_a_malformed_message_gets_an_error_reply(tmp_path):
     with Server(f"ipc://{tmp_path}/sockets/0", make_table=make_fake).start() as server, zmq.Context() as context:
         with context.socket(zmq.DEALER) as dealer:
@@ -206,6 +258,45 @@ def test_a_server_listens_on_tcp_and_ipc_at_once(tmp_path):
         far_table.push(IDS, ONES)
         far_table.wait()
         np.testing.assert_array_equal(near_table.pull(IDS), FIRST - 1)
+
+
+def test_a_directory_belongs_to_one_server(tmp_path):
+    saved = tmp_path / "saved"
+    bind = [f"ipc://{tmp_path}/sockets/{number}" for number in range(2)]
+    with Server(bind[0], make_table=make_fake, save_dir=saved).start() as server:
+        with pytest.raises(InvalidInput, match="another server has it"):
+            Server(bind[1], make_table=make_fake, save_dir=saved)
+        with Client(server.addresses) as client:
+            client.table(CONFIG).pull(IDS)
+    with Server(bind[1], make_table=make_fake, save_dir=saved).start(), Client(bind[1:]) as client:
+        assert client.table(CONFIG).stats().rows == len(IDS)
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "file", "/proc/nope"):
+        with pytest.raises(InvalidInput, match=f"save-dir {wrong}"):
+            Server(bind[0], save_dir=wrong)
+
+
+def test_an_address_belongs_to_one_server(tmp_path):
+    keys = Keys.generate()
+    binds = [f"ipc://{tmp_path}/sockets/0", "tcp://127.0.0.1:*"]
+    with Server(binds, keys, make_table=make_fake).start() as server, Client(server.addresses[:1]) as client:
+        table = client.table(CONFIG)
+        for address in server.addresses:
+            with pytest.raises(InvalidInput, match="cannot bind"):
+                Server(address, keys, make_table=make_fake)
+        np.testing.assert_array_equal(table.pull(IDS), FIRST)
+    Server(server.addresses, keys, make_table=make_fake).close()
+
+
+def test_the_command_refuses_a_directory_it_cannot_write_to(tmp_path):
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-m", "heterps.cli.main", "ps", "serve", "--bind", f"ipc://{tmp_path}/sockets/0"]
+    done = subprocess.run(
+        [*command, "--save-dir", str(tmp_path / "file")], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("heterps: save-dir")
+    assert done.stderr.count("\n") == 1
 
 
 def test_running_server_gives_addresses_and_keys(tmp_path):

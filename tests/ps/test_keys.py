@@ -54,5 +54,16 @@ def test_tcp_needs_keys_and_ipc_a_private_directory(tmp_path):
     (tmp_path / "open").chmod(0o755)
     with pytest.raises(InvalidInput, match="chmod 700"):
         Server(f"ipc://{tmp_path}/open/socket")
+    for nonsense in ("tcp://127.0.0.1:99999", "tcp://127.0.0.1", "tcp://:5", "tcp://127.0.0.1:-1", "tcp://127.0.0.1:x"):
+        with pytest.raises(InvalidInput, match="port from 1 to 65535"):
+            Server(nonsense, Keys.generate())
+        with pytest.raises(InvalidInput, match="port from 1 to 65535"):
+            Client([nonsense], Keys.generate())
+    with pytest.raises(InvalidInput, match="port"):
+        Client(["tcp://127.0.0.1:*"], Keys.generate())
+    with pytest.raises(InvalidInput, match="cannot connect"):
+        Client([f"ipc:///{'long' * 50}"])
+    with pytest.raises(InvalidInput, match="an address"):
+        Server([])
     with pytest.raises(InvalidInput, match="cannot bind"):
         Server("tcp://nowhere.invalid:5555", Keys.generate())

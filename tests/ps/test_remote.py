@@ -10,7 +10,9 @@ import torch
 
 from heterps.errors import InvalidInput
 from heterps.ps import channel, remote
-from heterps.ps.errors import ServerError, ServerTimeout
+from heterps.ps.client import Client
+from heterps.ps.errors import InvalidRequest, ServerError, ServerTimeout
+from heterps.ps.server import Server
 from heterps.store.config import Optimizer, TableConfig
 from tests.ps.fakes import FakeTable
 
@@ -75,8 +77,64 @@ def test_wrong_arrays_are_refused_before_they_are_sent(connect, ids, grads):
     table = connect()[0].table(CONFIG)
     with pytest.raises(InvalidInput):
         table.push(ids, grads)
-    with pytest.raises(InvalidInput, match="out"):
+    with pytest.raises(InvalidInput, match="rows to write to"):
         table.pull(np.arange(3), out=np.zeros((3, 5), np.float32))
+
+
+@pytest.mark.parametrize("ids", [[1.7], [True, False], [2**63], [2**70], np.array([1], ">i8"), torch.ones(1)])
+def test_ids_are_not_converted(connect, ids):
+    """The rules of a local table: what is no int64 is refused, and not made one."""
+    table = connect()[0].table(CONFIG)
+    for call in (table.pull, table.prepare, table.counts, lambda ids: table.pull_after(ids, 0)):
+        with pytest.raises(InvalidInput, match="int64"):
+            call(ids)
+
+
+def test_gradients_and_buffers_are_not_converted(connect):
+    table = connect()[0].table(CONFIG)
+    ids, fixed = np.arange(1), np.zeros((1, 4), np.float32)
+    fixed.flags.writeable = False
+    for grads in ([[1, 2, 3, 4]], [[1.0, 2.0, 3.0, 4.0]]):
+        with pytest.raises(InvalidInput, match="float32"):
+            table.push(ids, grads)
+        with pytest.raises(InvalidInput, match="float32"):
+            table.push_bag(ids, np.array([0]), grads)
+    for out in (fixed, np.zeros((1, 8), np.float32)[:, ::2], np.zeros((1, 4))):
+        with pytest.raises(InvalidInput, match="rows to write to"):
+            table.pull(ids, out=out)
+        with pytest.raises(InvalidInput, match="rows to write to"):
+            table.bag(ids, np.array([0]), out=out)
+    assert table.pull([1, 2]).shape == (2, 4)
+
+
+def test_a_bag_is_written_where_it_shall_be(connect):
+    table = connect(2)[0].table(CONFIG)
+    ids, offsets, out = torch.arange(6), torch.tensor([0, 2, 2]), torch.zeros(3, 4)
+    assert table.bag(ids, offsets, out=out, mode="mean") is out
+    assert torch.equal(out, table.bag(ids, offsets, mode="mean"))
+
+
+@pytest.mark.parametrize("number", [-1, 2**70, 1.5, True, None])
+def test_numbers_that_no_message_holds_are_refused(connect, number):
+    """None of them reaches the thread that all calls of the client depend on."""
+    table = connect()[0].table(CONFIG)
+    ids, grads = np.arange(2), np.ones((2, 4), np.float32)
+    for call in (
+        lambda: table.shrink(min_count=number),
+        lambda: table.shrink(unseen_steps=number),
+        lambda: table.pull_after(ids, number),
+        lambda: table.push_part(ids, grads, step=number, part=0, parts=1),
+    ):
+        with pytest.raises(InvalidInput, match="a whole number"):
+            call()
+    assert table.shrink(min_count=np.int64(0)) == 0
+
+
+def test_a_pull_after_no_step_is_refused_by_the_server(connect):
+    client, _ = connect()
+    client.table(CONFIG)
+    with pytest.raises(InvalidRequest, match="after"):
+        client.submit(0, "pull", "t", {"create": True, "after": -3}, [np.arange(2)]).result()
 
 
 def test_sights_are_counted_by_occurrence(connect):
@@ -195,6 +253,50 @@ def test_snapshots_go_from_any_number_of_shards_to_any_other(connect, tmp_path, 
     (tmp_path / "snapshot" / "manifest.json").unlink()
     with pytest.raises(InvalidInput, match=r"manifest\.json"):
         other.load(tmp_path / "snapshot")
+
+
+def test_places_that_are_no_snapshots_are_refused(connect, tmp_path):
+    """One shard's file would drop the rows of all others; a file of a whole table is fine."""
+    table = connect(2)[0].table(CONFIG)
+    rows = table.pull(np.arange(100))
+    table.save(tmp_path / "snapshot")
+    (file, _) = (tmp_path / "snapshot").glob("*.hps")
+    with pytest.raises(InvalidInput, match="one shard of 2"):
+        table.load(file)
+    assert table.stats().rows == 100
+    local = FakeTable(CONFIG)
+    local.pull(np.arange(100))
+    local.save(str(tmp_path / "whole.hps"))
+    table.load(tmp_path / "whole.hps")
+    np.testing.assert_array_equal(table.pull(np.arange(100), create=False), rows)
+    for wrong in (file, "/proc/nope"):
+        with pytest.raises(InvalidInput, match="name another one"):
+            table.save(wrong)
+
+
+def test_a_server_that_cannot_write_says_so_without_a_traceback(connect, tmp_path, caplog):
+    client, _ = connect()
+    client.table(CONFIG)
+    path = str(tmp_path / "missing" / "shard.hps")
+    with pytest.raises(ServerError, match="save on a server failed"):
+        client.submit(0, "save", "t", {"path": path, "delta": False, "id": "x"}).result()
+    assert [record.exc_info for record in caplog.records] == [None]
+
+
+def test_options_that_a_table_refuses_are_invalid_requests(tmp_path, caplog):
+    config = TableConfig(name="t", dim=4, counts=True)
+    opened = {"config": {**config.to_dict(), "admit_after": 2**40}, "shard": 0, "shards": 1}
+    with Server(f"ipc://{tmp_path}/sockets/0").start() as server, Client(server.addresses) as client:
+        table = client.table(config)
+        for call in (
+            lambda: table.shrink(unseen_seconds=float("nan")),
+            lambda: table.shrink(unseen_seconds=-1.0),
+            lambda: table.set_lr(float("inf")),
+            lambda: client.submit(0, "open", "other", opened).result(),
+        ):
+            with pytest.raises(InvalidRequest):
+                call()
+    assert not caplog.records  # a traceback is for our own bugs
 
 
 def test_errors_have_types_and_hurt_nobody(connect):

@@ -65,3 +65,30 @@ def test_the_clients_heard_of_longest_ago_are_forgotten(monkeypatch):
         known.hear(bytes([number]) * 16, 0, (0, b""))
     assert len(known) == 3
     assert known.hear(b"busy" * 4, 0, (0, b"")) is busy
+
+
+def test_replies_of_the_clients_heard_of_longest_ago_are_dropped_first(monkeypatch):
+    """1000 bytes for all: rows are dropped, and read again when asked for; results without rows stay."""
+    monkeypatch.setattr(sessions, "KEPT_BYTES", 1000)
+    known = Sessions(window=10)
+    each = [known.hear(bytes([number]) * 16, 0, (0, b"")) for number in range(3)]
+    for session in each:
+        for seq, rows in enumerate(([], [np.zeros(60)])):
+            session.judge(seq)
+            known.finish(session, Reply(seq, "ok", None, rows))
+    assert known.kept_bytes == 960
+    assert [session.judge(1) for session in each] == [Verdict.LOST, Verdict.REPEAT, Verdict.REPEAT]
+    assert all(session.judge(0) is Verdict.REPEAT for session in each)
+    known.hear(each[2].client, 2, (0, b""))
+    assert known.kept_bytes == 480
+    known.hear(each[1].client, 2, (0, b""))
+    assert known.kept_bytes == 0
+
+
+def test_without_room_for_its_reply_an_operation_waits():
+    session = Session(window=10)
+    assert session.judge(0, room=False) is Verdict.BUSY
+    assert session.judge(0) is Verdict.NEW
+    session.finish(Reply(0, "ok", None, [np.zeros(60)]))
+    assert session.judge(0, room=False) is Verdict.BUSY
+    assert session.judge(0) is Verdict.REPEAT
