@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from heterps.errors import InvalidInput
 from heterps.schedule.objective import Objective, Scores
 from heterps.schedule.problem import Placements
 
@@ -25,6 +26,10 @@ class Settings:
     """Placements tried one by one (`bayesian`, `genetic`)."""
     seconds: float = 60.0
     """After so long `exact` stops with the bound it has, which only problems far beyond the benchmarks come near."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 2**32:
+            raise InvalidInput(f"seed is a whole number from 0 to 4294967295, not {self.seed!r}")
 
 
 class Method(Protocol):

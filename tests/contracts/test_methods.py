@@ -120,3 +120,9 @@ def test_brute_force_refuses_with_the_count() -> None:
     objective = ClosedForm(problem_of(1, layers=20, types=4))
     with pytest.raises(InvalidInput, match=r"would try [\d,]+ placements"):
         make_method("brute-force", objective, QUICK)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True, "0"])
+def test_seeds_that_are_none(seed: object) -> None:
+    with pytest.raises(InvalidInput, match="seed is a whole number from 0 to 4294967295, not"):
+        Settings(seed=seed)  # type: ignore[arg-type]

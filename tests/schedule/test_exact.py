@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from heterps.schedule.goal import Goal
 from heterps.schedule.methods import bounding, program
 from heterps.schedule.methods.brute_force import BruteForce
 from heterps.schedule.methods.exact import Exact
+from heterps.schedule.methods.paths import Paths
 from heterps.schedule.objective import ClosedForm
 from heterps.schedule.planner import make_plan
 from heterps.schedule.problem import Problem
@@ -101,6 +103,47 @@ def test_branching_and_the_integer_program_agree(seed: int) -> None:
         )
         assert found.complete
         assert found.bound == pytest.approx(min(expected.bound, cutoff), rel=1e-6)
+
+
+def test_no_prices_bound_better_than_the_best() -> None:
+    """Neither those of ascents nor others nearby; and limits are priced in many of the problems."""
+    priced = 0
+    for seed in range(80):
+        rng = np.random.default_rng([seed, 23])
+        problem = random_problem(rng, layers=20, types=5, max_limit=40)
+        if problem.server_type >= 0:
+            continue
+        low = problem.goal.throughput_floor
+        point = bounding.Interval(low, low, 0, Graph(problem.tables), np.zeros(problem.types + 1))
+        cutoff = 1.5 * max(point.relax().bound, solve(problem).value * SECONDS_PER_HOUR)
+        prices = Paths(problem, point.graph, low, low).best_prices(1 / cutoff)
+        assert prices is not None, seed
+        bound = replace(point, prices=prices).relax().bound
+        *_, raised = bounding.tighten(problem, point, lambda: cutoff)  # noqa: B023
+        assert isinstance(raised, bounding.Bounded)
+        others = [raised.interval.prices, *(prices * rng.uniform(0.5, 1.5, prices.shape) for _ in range(20))]
+        for other in others:
+            assert replace(point, prices=other).relax().bound <= bound * (1 + 1e-7), seed
+        priced += bool(prices.any())
+    assert priced > 10
+
+
+def test_a_program_finds_plans_where_branching_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that is far too dear is all that is known, and branching is not given time."""
+    monkeypatch.setattr(bounding, "PROBE", -1)
+    better = 0
+    for seed in range(20):
+        problem = random_problem(np.random.default_rng([seed, 11]), layers=20, types=5, max_limit=40)
+        low, cheapest = problem.goal.throughput_floor, solve(problem).value * SECONDS_PER_HOUR
+        whole = bounding.Interval(low, math.inf, 0, Graph(problem.tables), np.zeros(problem.types + 1))
+        for step in bounding.tighten(problem, whole, lambda: 2 * cheapest):  # noqa: B023
+            if isinstance(step, bounding.Bounded):
+                better += step.interval.searched
+            else:
+                last = step
+        if isinstance(step, bounding.Bounded) and step.interval.searched:
+            assert ClosedForm(problem).score(last[None, :]).value[0] * SECONDS_PER_HOUR < 1.2 * cheapest, seed
+    assert better > 3
 
 
 def served_problem(seed: int, types: int) -> Problem:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from heterps._native import Graph, Multipliers, Path
-from heterps.schedule.methods.program import solve
+from heterps.schedule.methods.paths import Paths
+from heterps.schedule.methods.program import GAP, Solved, solve
 from heterps.schedule.problem import Floats, Placements, Problem
 
 FIRST_ASCENTS, ASCENTS = 300, 50
@@ -49,6 +50,16 @@ PROGRAM_STAGES, PROGRAM_SECONDS = 600, 1.0
 """Where so few stages are left, an integer program takes over from branching, and for how long at most. Its cutting
 planes close in a hundredth of a second to one what branching does not: many limits that are tight at once."""
 
+WIDE = 0.1
+"""Gap between bound and best plan at which a program looks for a better plan: branching finds none so far off."""
+
+ROUGH_STAGES, ROUGH_GAP, ROUGH_GUESSES = 2000, 0.01, tuple(0.2 * 0.7**i for i in range(12))
+"""Stages that such a program takes at most, the gap at which it ends, and how far above the bound the paths of its
+stages may cost, the first that leaves so few."""
+
+PRICED_STAGES = 20_000
+"""Stages over which the best prices are worth a linear program: 0.1 s at 14,000."""
+
 
 @dataclass(frozen=True, eq=False)
 class Interval:
@@ -66,6 +77,8 @@ class Interval:
     """Share of the server's price that is charged by the work; the rest is charged for its fewest whole units."""
     hard: bool = False
     """True if branching was not enough for an interval that this one is a part of: little of it is tried here."""
+    searched: bool = False
+    """True if a program has looked for a good plan in an interval that this one is a part of."""
 
     @property
     def _multipliers(self) -> Multipliers:
@@ -138,7 +151,7 @@ def tighten(problem: Problem, interval: Interval, cutoff: Callable[[], float]) -
                 yield step
     if bounded.bound < cutoff() and (not bounded.fits or bounded.path.own >= cutoff()):
         if _splits_well(bounded, cutoff()):
-            placement = _probe(bounded.interval, cutoff())
+            bounded, placement = _probe(problem, bounded, cutoff())
         else:
             bounded, placement = _branch(problem, bounded, cutoff())
         if placement is not None:
@@ -196,14 +209,33 @@ def _raise_prices(problem: Problem, start: Bounded, cutoff: Callable[[], float])
     yield best
 
 
-def _probe(interval: Interval, cutoff: float) -> Placements | None:
+def _probe(problem: Problem, start: Bounded, cutoff: float) -> tuple[Bounded, Placements | None]:
     """A path below the cutoff that keeps all limits at the low end, where no width blurs what is cheap, if found.
 
     Where limits bind, cheapest paths break them; a good plan known early spares most of the later intervals.
     """
+    interval = start.interval
     point = replace(interval, high=interval.low).narrowed(cutoff)
     found = point.branch(cutoff, PROBE)
-    return found.placement if len(found.placement) else None
+    if len(found.placement):
+        return start, found.placement
+    if interval.searched or found.complete or found.bound > (1 - WIDE) * cutoff or point.graph.size > PRICED_STAGES:
+        return start, None
+    return replace(start, interval=replace(interval, searched=True)), _rough(problem, point, cutoff)
+
+
+def _rough(problem: Problem, point: Interval, cutoff: float) -> Placements | None:
+    """A good path, if a program finds one among the stages of the cheapest paths at the best prices."""
+    prices = Paths(problem, point.graph, point.low, point.high).best_prices(1 / cutoff)
+    if prices is None:
+        return None
+    priced = replace(point, prices=prices)
+    bound = priced.relax().bound
+    for guess in ROUGH_GUESSES:
+        few = priced.narrowed(bound * (1 + guess))
+        if bound * (1 + guess) < cutoff and few.graph.size <= ROUGH_STAGES:
+            return _solve(problem, few, bound * (1 + guess), gap=ROUGH_GAP).placement
+    return None
 
 
 def _branch(problem: Problem, start: Bounded, cutoff: float) -> tuple[Bounded, Placements | None]:
@@ -214,10 +246,7 @@ def _branch(problem: Problem, start: Bounded, cutoff: float) -> tuple[Bounded, P
     bound = max(start.bound, found.bound)
     if short and not found.complete:
         interval = replace(interval, hard=True)
-        answer = solve(
-            problem, interval.graph, interval.low, interval.high, max_stages=interval.stages, cutoff=cutoff,
-            seconds=PROGRAM_SECONDS,
-        )  # fmt: skip
+        answer = _solve(problem, interval, cutoff, gap=GAP)
         bound = max(bound, answer.bound)
         if answer.placement is not None:
             solved = replace(start, interval=interval, bound=bound, reached=answer.reached, solved=True)
@@ -228,3 +257,10 @@ def _branch(problem: Problem, start: Bounded, cutoff: float) -> tuple[Bounded, P
     if not len(found.placement):
         return replace(start, interval=interval, bound=bound), None
     return Bounded(interval, bound, found, True, found.reached, solved=True), found.placement
+
+
+def _solve(problem: Problem, interval: Interval, cutoff: float, *, gap: float) -> Solved:
+    return solve(
+        problem, interval.graph, interval.low, interval.high, max_stages=interval.stages, cutoff=cutoff, gap=gap,
+        seconds=PROGRAM_SECONDS,
+    )  # fmt: skip
