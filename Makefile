@@ -64,7 +64,7 @@ clean: ## removes the environment, build outputs and caches
 	find heterps tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The native core is compiled by the install, so its sources are among the prerequisites.
-$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/* csrc/*/*)
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/* csrc/*/* csrc/*/*/*)
 	@$(PYTHON) -c 'import sys; sys.exit("heterps needs Python 3.11 or newer; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@echo "setting up $(VENV): the first time takes some minutes"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)

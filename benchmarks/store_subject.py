@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from store_peers import Array, Fbgemm, Redis, RedisPy, Subject, Torch, gradients, scatter
+from store_peers import Array, Fbgemm, Redis, RedisPy, Subject, Torch, buffer, gradients, scatter
 
 
 class Workload:
@@ -64,8 +64,7 @@ class Heterps(Subject):
 
     def __init__(self, spec: dict[str, Any]) -> None:
         size = int(np.prod(spec.get("batch", (4096, 26))))
-        self.out = np.zeros((size, spec["dim"]), np.float32)
-        self.out[:] = 1.0  # every page is there
+        self.out = buffer(size, spec["dim"])
         self.grads = gradients(size, spec["dim"])
         self.table = self.open(spec)
 
@@ -141,14 +140,10 @@ class Limit(Subject):
         from heterps import _native
 
         self.native, (rows, dim) = _native, (spec["rows"], spec["dim"])
-        # A row of 16 floats is one cache line, if the array begins on one.
-        memory = np.zeros(rows * dim + 16, np.float32)
-        first = -memory.ctypes.data // 4 % 16
-        self.rows = memory[first : first + rows * dim].reshape(rows, dim)
-        self.rows[:] = 0.01  # every page is there
+        self.rows = buffer(rows, dim)
         self.state = np.full(rows, 0.01, np.float32)
         size = int(np.prod(spec.get("batch", (4096, 26))))
-        self.out = np.empty((size, dim), np.float32)
+        self.out = buffer(size, dim)
         self.grads = gradients(size, dim)
 
     def prepare(self, batch: Array) -> Array:

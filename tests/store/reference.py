@@ -142,6 +142,12 @@ class ReferenceTable:
         g = self._floats("grads", grads, (*array.shape, self.config.dim)).reshape(-1, self.config.dim)
         self._apply(array.reshape(-1).tolist(), g.astype(np.float64))
 
+    def put(self, ids: Any, weights: Any) -> None:
+        for row_id, row in zip(np.asarray(ids).tolist(), np.asarray(weights, np.float32), strict=True):
+            kept = self._rows.get(row_id) or self._create(row_id)
+            kept.value = row.copy()
+            self._changed.add(row_id)
+
     def bag(self, ids: Any, offsets: Any, *, mode: str = "sum", create: bool = True) -> Any:
         array, bounds = self._bags(ids, offsets, mode)
         rows = self.pull(array, create=create).astype(np.float64)
@@ -204,11 +210,13 @@ class ReferenceTable:
     def wait(self) -> None:
         pass
 
-    def save(self, path: str | PathLike[str], *, delta: bool = False) -> str:
+    def save(self, path: str | PathLike[str], *, delta: bool = False, finite: bool = False) -> str:
         if delta and not self._at:
             raise InvalidInput("save: a delta needs an earlier save or load")
         identity = uuid.uuid4().hex
         kept = {i: row for i, row in self._rows.items() if not delta or i in self._changed}
+        for i in [i for i, row in kept.items() if finite and not np.isfinite(row.value).all()]:
+            raise InvalidInput(f"the row of id {i} is no number any more")
         head = {
             "identity": identity,
             "parents": sorted(self._at) if delta else [],

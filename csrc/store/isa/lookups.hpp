@@ -42,7 +42,6 @@ HETERPS_INLINE void fetch_row(const Distinct& call, std::size_t u, const RowView
   const std::uint32_t slot = call.slot[u];
   if (slot == kNoSlot) return;
   prefetch(rows.weights(slot), sizeof(float) * (kDim > 0 ? kDim : width));
-  __builtin_prefetch(rows.state(slot));   // for the push that follows
 }
 
 // Hashes come first, in vectors. Counts of one lane in a row would wait for each other, so each lane has four.
@@ -117,9 +116,10 @@ void number(Distinct& call, std::size_t begin, std::size_t end, std::size_t wait
   }
 }
 
+template <bool kGrowing>
 HETERPS_INLINE const Bucket& home_of(const IndexView& index, std::int64_t id) {
   const std::uint64_t hash = index.place(id);
-  const BucketArray& array = index.array_of(hash);
+  const BucketArray& array = kGrowing ? index.array_of(hash) : index.present;
   return array.at(array.home(hash));
 }
 
@@ -149,40 +149,52 @@ void probe(Distinct& call, std::size_t begin, const IndexView& index) {
   for (std::size_t w = 0; w < waits; ++w) call.slot[behind[w]] = look_behind(index, call.id[behind[w]]);
 }
 
+template <bool kGrowing>
 HETERPS_INLINE void fetch_one(const Distinct& call, std::size_t u, const IndexView& index) {
-  call.home[u] = &home_of(index, call.id[u]);
-  __builtin_prefetch(call.home[u]);
+  const Bucket* const home = &home_of<kGrowing>(index, call.id[u]);
+  call.home[u] = home;
+  __builtin_prefetch(home);
 }
 
 void fetch(const Distinct& call, std::size_t begin, const IndexView& index) {
-  for (std::size_t u = begin; u < call.distinct; ++u) fetch_one(call, u, index);
+  if (index.old.size > 0) {
+    for (std::size_t u = begin; u < call.distinct; ++u) fetch_one<true>(call, u, index);
+  } else {
+    for (std::size_t u = begin; u < call.distinct; ++u) fetch_one<false>(call, u, index);
+  }
 }
 
-template <int kDim, bool kAll>
+template <int kDim, bool kAll, bool kGrowing>
 HETERPS_INLINE void gather_some(const Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting,
                                 const IndexView& index, const RowView& rows, int width, float* out) {
   const std::size_t dim = kDim > 0 ? kDim : width, count = call.distinct;
+  const IndexView at = index;   // copies, that writes to `out` cannot change
+  const RowView row = rows;
+  const std::uint32_t *const numbers = call.number, *const slots = call.slot;
   for (std::size_t i = begin; i < end; ++i) {
     // Buckets of the ids that will be looked for next are fetched on the way.
-    if (waiting < count) fetch_one(call, waiting++, index);
+    if (waiting < count) fetch_one<kGrowing>(call, waiting++, at);
     const std::size_t p = kAll ? i : call.position[i];
-    const std::uint32_t slot = call.slot[call.number[i]];
+    const std::uint32_t slot = slots[numbers[i]];
     if (slot != kNoSlot) [[likely]] {
-      memcpy(out + p * dim, rows.weights(slot), sizeof(float) * dim);
+      memcpy(out + p * dim, row.weights(slot), sizeof(float) * dim);
     } else {
       memset(out + p * dim, 0, sizeof(float) * dim);
     }
   }
-  for (; waiting < count; ++waiting) fetch_one(call, waiting, index);
+  for (; waiting < count; ++waiting) fetch_one<kGrowing>(call, waiting, at);
 }
 
 template <int kDim>
 void gather(const Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting, const IndexView& index,
             const RowView& rows, int dim, float* out) {
+  const bool growing = index.old.size > 0;
   if (call.position == nullptr) {
-    gather_some<kDim, true>(call, begin, end, waiting, index, rows, dim, out);
+    if (growing) gather_some<kDim, true, true>(call, begin, end, waiting, index, rows, dim, out);
+    else gather_some<kDim, true, false>(call, begin, end, waiting, index, rows, dim, out);
   } else {
-    gather_some<kDim, false>(call, begin, end, waiting, index, rows, dim, out);
+    if (growing) gather_some<kDim, false, true>(call, begin, end, waiting, index, rows, dim, out);
+    else gather_some<kDim, false, false>(call, begin, end, waiting, index, rows, dim, out);
   }
 }
 
@@ -231,7 +243,7 @@ HETERPS_INLINE std::size_t find_some(const Distinct& call, const IndexView& inde
   std::size_t missing = 0;
   for (std::size_t i = 0; i < count + 3 * kAhead; ++i) {
     if (i < count) {
-      home[i % kRing] = &home_of(index, ids[i]);
+      home[i % kRing] = &home_of<true>(index, ids[i]);
       __builtin_prefetch(home[i % kRing]);
     }
     if (const std::size_t u = i - kAhead; i >= kAhead && u < count) {

@@ -16,6 +16,7 @@ HETERPS_INLINE void sum_repeats(const Distinct& call, const Gradients& from, int
   const auto scale = [&](std::uint32_t p) { return from.scale != nullptr ? from.scale[p] : 1.0f; };
   std::uint32_t ranks = 0;
   for (std::size_t r = 0; r < call.repeats; ++r) {
+    if (r + kAhead < call.repeats) __builtin_prefetch(from.row(call.repeat_position[r + kAhead], dim));
     const std::uint32_t number = call.repeat_number[r], p = call.repeat_position[r];
     std::uint32_t rank = from.rank[number];
     const float* grad = from.row(p, dim);
@@ -150,19 +151,30 @@ HETERPS_INLINE bool is_plain(const Rule& rule) {
   return !(rule.clip_value < __builtin_inff()) && !(rule.clip_norm < __builtin_inff()) && !(rule.weight_decay > 0);
 }
 
-template <Kind kKind, int kDim>
-void apply(const Rule& rule, const Distinct& call, const Gradients& from, const RowView& rows, int width) {
+// Rows follow their gradients, as they are (kPlain) or clipped, scaled and with decay. Where these lie in the order of the
+// call (kDirect), which one is meant is chosen without a branch: whether an id occurred again is as good as random.
+template <Kind kKind, int kDim, bool kPlain, bool kDirect>
+HETERPS_INLINE void apply_some(const Rule& rule, const Distinct& call, const Gradients& from, const RowView& rows,
+                               int width) {
   const int dim = kDim > 0 ? kDim : width;
-  if (!from.summed) sum_repeats<kDim>(call, from, dim);
-  const std::size_t count = call.distinct;
-  const bool plain = is_plain(rule) && from.scale == nullptr;
+  const std::size_t count = call.distinct, bytes = sizeof(float) * dim;
+  const std::uint32_t *const slots = call.slot, *const first = call.first, *const ranks = from.rank;
+  const auto grads = reinterpret_cast<std::uintptr_t>(from.grads), sums = reinterpret_cast<std::uintptr_t>(from.sums);
   float* copy = from.sums + (from.summed ? 0 : call.repeats) * static_cast<std::size_t>(dim);
   Powers powers;
+  const auto gradient = [&](std::size_t u) -> const float* {
+    if (from.summed) return from.grads + u * dim;
+    if constexpr (kDirect) {
+      const std::uintptr_t own = grads + first[u] * bytes, sum = sums + ranks[u] * bytes;
+      return reinterpret_cast<const float*>(ranks[u] == kNoSlot ? own : sum);
+    }
+    return ranks[u] == kNoSlot ? from.row(first[u], dim) : from.sums + static_cast<std::size_t>(ranks[u]) * dim;
+  };
   const auto fetch = [&](std::size_t u) {
-    const std::uint32_t slot = call.slot[u], p = from.summed ? static_cast<std::uint32_t>(u) : call.first[u];
+    const std::uint32_t slot = slots[u];
     if (slot == kNoSlot) return;
-    __builtin_prefetch(from.row(p, dim));
-    prefetch(rows.weights(slot), sizeof(float) * dim);
+    __builtin_prefetch(gradient(u));
+    prefetch(rows.weights(slot), bytes);
     if constexpr (kKind == Kind::rowwise_adagrad) {
       __builtin_prefetch(rows.state(slot), 1);
     } else if constexpr (kKind != Kind::sgd) {
@@ -172,25 +184,30 @@ void apply(const Rule& rule, const Distinct& call, const Gradients& from, const 
   for (std::size_t u = 0; u < count && u < kAhead; ++u) fetch(u);
   for (std::size_t u = 0; u < count; ++u) {
     if (u + kAhead < count) fetch(u + kAhead);
-    const std::uint32_t slot = call.slot[u];
+    const std::uint32_t slot = slots[u];
     if (slot == kNoSlot) continue;
     float* w = rows.weights(slot);
-    const float* g;
-    if (from.summed) {
-      g = from.grads + u * dim;
-    } else if (from.rank[u] != kNoSlot) {
-      g = from.sums + static_cast<std::size_t>(from.rank[u]) * dim;
-    } else {
-      g = from.row(call.first[u], dim);
-    }
-    if (!plain) {
-      const float scale = from.scale != nullptr && from.rank[u] == kNoSlot ? from.scale[call.first[u]] : 1.0f;
+    const float* g = gradient(u);
+    if constexpr (!kPlain) {
+      const float scale = from.scale != nullptr && ranks[u] == kNoSlot ? from.scale[first[u]] : 1.0f;
       HETERPS_ROW
       for (int j = 0; j < dim; ++j) copy[j] = g[j] * scale;
       condition(rule, w, copy, dim);
       g = copy;
     }
     update<kKind>(rule, w, rows.state(slot), g, dim, powers);
+  }
+}
+
+template <Kind kKind, int kDim>
+void apply(const Rule& rule, const Distinct& call, const Gradients& from, const RowView& rows, int width) {
+  if (!from.summed) sum_repeats<kDim>(call, from, width);
+  if (!is_plain(rule) || from.scale != nullptr) {
+    apply_some<kKind, kDim, false, false>(rule, call, from, rows, width);
+  } else if (from.row_of != nullptr || from.at != nullptr) {
+    apply_some<kKind, kDim, true, false>(rule, call, from, rows, width);
+  } else {
+    apply_some<kKind, kDim, true, true>(rule, call, from, rows, width);
   }
 }
 
