@@ -8,6 +8,7 @@ addresses come from the environment, as each package of fsspec has it.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -25,6 +26,9 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from heterps.errors import HeterPSError, InvalidInput
+
+COPIES = "heterps-copy-"
+"""How the names of local directories begin that hold what is uploaded or was downloaded."""
 
 
 class StorageFailed(HeterPSError):
@@ -209,7 +213,10 @@ def to_read(source: Place, names: Sequence[str] | None = None) -> Iterator[Path]
 @contextmanager
 def _temporary(of: Url) -> Iterator[Path]:
     """A local name for something in storage; errors that name it name the URL instead."""
-    with tempfile.TemporaryDirectory(prefix="heterps-") as folder:
+    _remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=COPIES) as folder, _opened(folder) as held:
+        with suppress(OSError):  # where there are no locks, nothing counts as abandoned
+            fcntl.flock(held, fcntl.LOCK_EX)
         local = Path(folder) / of.name
         try:
             yield local
@@ -219,18 +226,46 @@ def _temporary(of: Url) -> Iterator[Path]:
             raise type(error)(str(error).replace(str(local), str(of))) from error
 
 
+def _remove_abandoned() -> None:
+    """Removes local copies of processes that were killed: they may be large, and would fill the disk in time.
+
+    Whoever makes one holds its lock before anything lies in it, and to the end: one that holds something and is not
+    locked is nobody's. An empty one may be new.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{COPIES}*"):
+        with suppress(OSError), _opened(folder) as found:
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(found).st_uid == os.geteuid() and any(folder.iterdir()):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _opened(folder: str | Path) -> Iterator[int]:
+    """The descriptor of a directory; a link to one is refused, as others may put it into a directory that all share."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_json(target: Place, data: object) -> None:
-    """Replaces a file atomically: readers see the old one or the new one, also after a crash."""
+    """Replaces a file atomically: readers see the old one or the new one, also after a crash or an error."""
     text = json.dumps(data, indent=1) + "\n"
     if isinstance(target, Url):
         target.write_text(text)
         return
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(target)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     sync(target.parent)
 
 

@@ -61,7 +61,7 @@ class Client:
         self._inner, self._outer = socket.socketpair()
         self._inner.setblocking(False)
         self._outer.setblocking(False)
-        self._stopping = False
+        self._stopping = self._giving_up = False
         self._context: zmq.Context[Any] = zmq.Context(io_threads)
         self._arena = Arena() if shared else None
         identity = os.urandom(CLIENT_BYTES)
@@ -122,9 +122,13 @@ class Client:
         self._wake()
         return future
 
-    def close(self) -> None:
-        """Waits until everything sent is answered (or given up), then ends; parts held for other clients fail."""
-        if self._stopping:
+    def close(self, *, wait: bool = True) -> None:
+        """Waits until everything sent is answered (or given up), then ends; parts held for other clients fail.
+
+        Without `wait`, what has no answer fails at once: for servers that are known to be gone.
+        """
+        self._giving_up |= not wait
+        if self._stopping and wait:
             return
         self._stopping = True
         with suppress(ServerError):  # the thread may have seen it already, and be gone
@@ -143,7 +147,7 @@ class Client:
         reason = "the client is closed"
         try:
             poller = self._poller()
-            while not (self._stopping and all(channel.idle for channel in self._channels)):
+            while not (self._stopping and (self._giving_up or all(channel.idle for channel in self._channels))):
                 if self._turn(poller):
                     poller = self._poller()
         except Exception as error:

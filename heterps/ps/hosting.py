@@ -37,7 +37,7 @@ HELD_BYTES = 1 << 30
 """Parts of pushes that wait for others; beyond, further ones are refused (assumed)."""
 READING = frozenset({"pull", "counts", "stats", "open"})
 """Verbs that may be run again when their reply was lost: they change nothing (a repeated pull counts no sights)."""
-SILENT = frozenset({"push", "push_part", "set_lr", "abandon"})
+SILENT = frozenset({"push", "push_part", "put", "set_lr", "abandon"})
 """Verbs without a result: a repeated one is simply confirmed."""
 
 
@@ -239,25 +239,32 @@ def _pull(hosted: Hosted, operation: Operation, room: Room | None, *, again: boo
 
 
 def _push(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
-    hosted.table.push(*_gradients(hosted, arrays))
+    hosted.table.push(*_rows(hosted, arrays, "push: gradients"))
     return None, []
 
 
-def _gradients(hosted: Hosted, arrays: list[Array]) -> tuple[Array, Array]:
-    ids, grads = _check(arrays, 2)
-    if grads.dtype == np.int64 or grads.shape != (len(ids), hosted.config.dim):
+def _put(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
+    hosted.table.put(*_rows(hosted, arrays, "put: rows"))
+    return None, []
+
+
+def _rows(hosted: Hosted, arrays: list[Array], what: str) -> tuple[Array, Array]:
+    """Ids, and a row of floats for each."""
+    ids, rows = _check(arrays, 2)
+    if rows.dtype == np.int64 or rows.shape != (len(ids), hosted.config.dim):
         raise InvalidInput(
-            f"push: gradients of table {hosted.config.name!r} are floats of shape {(len(ids), hosted.config.dim)}, "
-            f"not {grads.dtype} of {grads.shape}"
+            f"{what} of table {hosted.config.name!r} are floats of shape {(len(ids), hosted.config.dim)}, "
+            f"not {rows.dtype} of {rows.shape}"
         )
-    return ids, unpack(grads)
+    return ids, unpack(rows)
 
 
 def _part_of(hosted: Hosted, operation: Operation, client: Any) -> Part:
     args = operation.args
     step, part, parts, piece, pieces = (_take(args, name, int) for name in ("step", "part", "parts", "piece", "pieces"))
     lr = None if args.get("lr") is None else float(_take(args, "lr", (int, float)))
-    return Part(client, operation.seq, step, part, parts, piece, pieces, lr, *_gradients(hosted, operation.arrays))
+    ids, grads = _rows(hosted, operation.arrays, "push: gradients")
+    return Part(client, operation.seq, step, part, parts, piece, pieces, lr, ids, grads)
 
 
 def _apply(hosted: Hosted, step: Step) -> tuple[Any, list[Array]]:
@@ -305,13 +312,14 @@ def _stats(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[A
 
 def _save(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
     path, identity, delta = _take(args, "path", str), _take(args, "id", str), _take(args, "delta", bool)
+    finite = _take(args, "finite", bool)
     parent = hosted.snapshot
     if delta and not parent:
         raise InvalidInput(f"{path}: a delta needs a snapshot before it; save the table whole first")
     target = place(path)
     try:
         with to_write(target) as file:
-            hosted.table.save(str(file), delta=delta)
+            hosted.table.save(str(file), delta=delta, finite=finite)
     except BaseException:
         if isinstance(target, Url):
             hosted.snapshot = ""  # the table takes its rows for saved, but the upload failed: a delta would lack them
@@ -333,7 +341,7 @@ def _load(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[An
 
 _OTHERS = ("open", "pull", "push_part", "abandon")
 _VERBS = {
-    "push": _push, "set_lr": _set_lr, "counts": _counts, "shrink": _shrink, "stats": _stats,
+    "push": _push, "put": _put, "set_lr": _set_lr, "counts": _counts, "shrink": _shrink, "stats": _stats,
     "save": _save, "load": _load,
 }  # fmt: skip
 

@@ -130,6 +130,23 @@ class RemoteTable:
         for shard, _, _, arrays in self._sums(ids, grads):
             self._outstanding.push(self._submit(shard, "push", {}, *arrays))
 
+    def put(self, ids: Ids, weights: Rows) -> None:
+        """Sets rows, exactly, and waits until the servers have; see `Table.put`."""
+        array, dim = ids_of(ids), self._config.dim
+        if array.ndim != 1 or len(np.unique(array)) != len(array):
+            raise InvalidInput("put takes distinct ids, on one axis")
+        given = rows_of(weights, (len(array), dim))
+        batch = grouped(array, self._client.shards)
+        by_shard = given if batch.place is None else np.empty_like(given)
+        if batch.place is not None:
+            by_shard[batch.place] = given
+        futures = []
+        for shard, start, end in self._chunks(batch, empty=False):
+            rows = self._client.room(shard, (end - start, dim), np.float32)
+            rows[...] = by_shard[start:end]
+            futures.append(self._submit(shard, "put", {}, self._placed(shard, batch.ids[start:end]), rows))
+        _all(futures)
+
     def push_part(self, ids: Ids, grads: Rows, *, step: int, part: int, parts: int, lr: float | None = None) -> Ticket:
         """Sends one of the `parts` of a step's gradients and returns; the servers apply them as one push.
 
@@ -219,7 +236,7 @@ class RemoteTable:
         """Returns when every push so far is applied; raises the first error among them."""
         self._outstanding.wait()
 
-    def save(self, path: str | PathLike[str], *, delta: bool = False) -> str:
+    def save(self, path: str | PathLike[str], *, delta: bool = False, finite: bool = False) -> str:
         """Every server writes its shard into the directory `path`, which all share; then a manifest makes it valid.
 
         The path may be a URL of storage: the servers put their shards there themselves.
@@ -229,7 +246,7 @@ class RemoteTable:
         snapshots.make(directory)
         identity, shards = uuid.uuid4().hex, self._client.shards
         files = snapshots.file_names(identity, shards)
-        args = [{"path": str(directory / file), "delta": delta, "id": identity} for file in files]
+        args = [{"path": str(directory / file), "delta": delta, "id": identity, "finite": finite} for file in files]
         parents = {reply.value for reply in _all([self._submit(k, "save", args[k]) for k in range(shards)])}
         if delta and len(parents) > 1:
             raise InvalidInput(f"{directory}: the last save of {self._config.name!r} failed on a shard; save it whole")

@@ -60,6 +60,10 @@ class Table(Protocol):
         """Applies gradients: duplicates are summed, then each row is updated once. Ids without a row are created."""
         ...
 
+    def put(self, ids: Ids, weights: Rows) -> None:
+        """Sets the rows of distinct ids (one axis), and makes those that are missing; their state stays as it is."""
+        ...
+
     def bag(self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", create: bool = True) -> Rows:
         """A pooled row for each bag: bag b has ids[offsets[b]:offsets[b+1]], the last one the rest; zeros if empty."""
         ...
@@ -91,9 +95,10 @@ class Table(Protocol):
         """Returns when every push so far is applied (at once for a local table)."""
         ...
 
-    def save(self, path: str | PathLike[str], *, delta: bool = False) -> str:
+    def save(self, path: str | PathLike[str], *, delta: bool = False, finite: bool = False) -> str:
         """Writes a snapshot of this moment atomically; with `delta`, only what changed since the last save or load.
 
+        With `finite`, refuses rows that are no numbers any more.
         Returns the snapshot's identity, which the next delta names as its parent.
         """
         ...

@@ -212,7 +212,7 @@ class SparseTable:
         """Nothing to wait for: pushes are applied when they return."""
 
     def save(self, path: str | PathLike[str], *, delta: bool = False, finite: bool = False) -> str:
-        """Writes a snapshot of this moment; see `Table.save`. With `finite`, refuses rows that are no numbers."""
+        """Writes a snapshot of this moment; see `Table.save`."""
         with self._turns.take("save"):
             self.snapshot_id = snapshot.save(self._core, self.config, path, parent=self.snapshot_id if delta else None,
                                              seconds=self.seconds, finite=finite)  # fmt: skip

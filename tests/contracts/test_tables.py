@@ -784,6 +784,44 @@ def test_deltas_bring_back_every_moment(make: Maker, tmp_path: Path) -> None:
         assert table.stats().rows == size, f"moment {moment}"
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_rows_that_are_put(make: Maker, optimizer: str, tmp_path: Path) -> None:
+    """To the last bit, over what was there and where nothing was; updates go on from there."""
+    config = replace(table_config(dim=3), optimizer=Optimizer(name=optimizer, lr=0.5))
+    table, rng = make(config), np.random.default_rng(0)
+    ids = rng.permutation(np.arange(-2000, 2000))
+    rows = rng.standard_normal((len(ids), 3)).astype(np.float32)
+    table.push(ids[:10], np.ones((10, 3), np.float32))
+    table.save(tmp_path / "before")
+    table.put(ids, rows)
+    np.testing.assert_array_equal(table.pull(ids, create=False), rows)
+    table.save(tmp_path / "after", delta=True)
+    table.push(ids[:20], np.ones((20, 3), np.float32))
+    moved = rows[:20] - table.pull(ids[:20])
+    if optimizer == "sgd":
+        np.testing.assert_allclose(moved, 0.5, rtol=1e-5)
+    else:  # the state is that of the push before, where there was one
+        np.testing.assert_allclose(moved, np.repeat([0.5 / np.sqrt(2), 0.5], 10)[:, None].repeat(3, 1), rtol=1e-4)
+    table.load(tmp_path / "before")
+    table.load(tmp_path / "after")
+    np.testing.assert_array_equal(table.pull(ids, create=False), rows)
+
+
+def test_rows_that_are_no_numbers_are_refused_if_asked(make: Maker, tmp_path: Path) -> None:
+    """A snapshot before stays what deltas build on."""
+    table = make(table_config(dim=2))
+    table.push(int64(1, 2, 3), np.ones((3, 2), np.float32))
+    table.save(tmp_path / "good", finite=True)
+    table.push(int64(2), np.full((1, 2), np.nan, np.float32))
+    table.wait()
+    for delta in (True, False):
+        with pytest.raises(Exception, match="the row of id 2 is no number any more"):
+            table.save(tmp_path / "bad", delta=delta, finite=True)
+    table.save(tmp_path / "asked")
+    table.load(tmp_path / "good")
+    assert np.isfinite(table.pull(int64(1, 2, 3), create=False)).all()
+
+
 def test_candidates_are_saved(make: Maker, tmp_path: Path) -> None:
     table = make(table_config(admit_after=3))
     table.pull(int64(1, 1, 2))

@@ -78,7 +78,7 @@ class FakeTable:
             creations=self.creations, expired=0, steps=self.steps,
         )  # fmt: skip
 
-    def save(self, path: str, *, delta: bool = False) -> str:
+    def save(self, path: str, *, delta: bool = False, finite: bool = False) -> str:
         with self.lock:
             identity = uuid.uuid4().hex
             rows = {str(number): row.tolist() for number, row in self.rows.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -279,7 +280,7 @@ def test_a_server_that_cannot_write_says_so_without_a_traceback(connect, tmp_pat
     client.table(CONFIG)
     path = str(tmp_path / "missing" / "shard.hps")
     with pytest.raises(ServerError, match="save on a server failed"):
-        client.submit(0, "save", "t", {"path": path, "delta": False, "id": "x"}).result()
+        client.submit(0, "save", "t", {"path": path, "delta": False, "id": "x", "finite": False}).result()
     assert [record.exc_info for record in caplog.records] == [None]
 
 
@@ -329,3 +330,21 @@ def test_a_server_that_is_not_there_times_out(tmp_path, connect):
     client.close()
     with pytest.raises(ServerError, match="closed"):
         table.pull(np.array([1]))
+
+
+@pytest.mark.parametrize("closing", [False, True], ids=["at once", "while it closes"])
+def test_answers_of_servers_that_are_gone_need_not_be_waited_for(connect, closing):
+    """Also by whoever waits for one in another thread."""
+    client, (server,) = connect(timeout_s=60, retries=0)
+    client.table(CONFIG)
+    server.close()
+    asked = client.submit(0, "stats", "", {})  # queued when this returns: closing waits for it
+    with ThreadPoolExecutor(1) as threads:
+        patient = threads.submit(client.close) if closing else None
+        with pytest.raises(TimeoutError):
+            (patient or asked).result(timeout=0.3)
+        client.close(wait=False)
+        with pytest.raises(ServerError, match="the client is closed"):
+            asked.result(timeout=60)
+        if patient is not None:
+            patient.result(timeout=60)
