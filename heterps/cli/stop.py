@@ -25,17 +25,20 @@ def stop(
 
     with registry.connected(address):
         actor = registry.job(job)
-        before = registry.ask(actor, "status")
-        registry.ask(actor, "stop")
         end = time.monotonic() + 60 * within
-        last = before
+        last = registry.ask(actor, "status")
         while job in registry.jobs() and not registry.ask(actor, "over"):
+            if last is None or last["state"] != "stopping":  # also if it was asked, died, and is another one now
+                registry.ask(actor, "stop")
             if time.monotonic() > end:
                 raise HeterPSError(f"job {job!r} was asked to stop, and has not ended after {within:g} minutes")
             last = registry.ask(actor, "status") or last
             time.sleep(LOOK_S)
-        last = registry.ask(actor, "status") or last
-        if before is not None and not before["followed"]:
-            dismiss(actor)  # nobody waits for its result
-    saved = f", saved at step {last['step']:,}" if last is not None else ""
-    typer.echo(f"{job}: stopped{saved}")
+        while job in registry.jobs() and (status := registry.ask(actor, "status")) is not None:
+            last = status
+            if not status["followed"]:
+                dismiss(actor)  # nobody takes its result
+                break
+            time.sleep(LOOK_S)
+    step = last["step"] if last is not None else 0
+    typer.echo(f"{job}: stopped, saved at step {step:,}" if step else f"{job}: stopped before its first checkpoint")

@@ -122,7 +122,7 @@ class Injector:
     def suffer(self, kinds: tuple[str, ...], *, within_s: float = RECOVERS_S) -> None:
         """One fault after the other, each at a random moment after the last one is made good."""
         self._open(1)
-        assert wait_for(lambda: self._check() and self.run.step > 0, seconds=90), "no first checkpoint"
+        assert wait_for(lambda: self._check() and self.run.step > 0), "no first checkpoint"
         for number, kind in enumerate(kinds):
             if kind in ("node", "cut"):  # two thirds of the machines hold the run, one third does not
                 assert wait_for(self._do_chores, seconds=2 * ENDS_S)

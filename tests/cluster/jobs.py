@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,12 @@ def broken_model() -> tuple[Any, Any]:
     layer = next(layer for layer in chain.layers if layer.name == "fc1")
     layer.forward = lambda *values: 1 / 0
     return chain, batches
+
+
+def mistaken_model(folder: str) -> tuple[Any, Any]:
+    """Raises, and leaves a file for each time."""
+    Path(tempfile.mkstemp(prefix="tried-", dir=folder)[1]).touch()
+    return reference.no_such_model(), None  # type: ignore[attr-defined]
 
 
 def slow_model(name: str, folder: str) -> tuple[Any, Any]:
@@ -115,7 +122,11 @@ def parent(pid: int) -> int:
         return -1
 
 
-def wait_for(condition: Callable[[], bool], *, seconds: float = 20.0) -> bool:
+PATIENCE_S = 150.0
+"""What no healthy run needs for anything, however busy the machine: processes have taken half a minute to start."""
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float = PATIENCE_S) -> bool:
     """Looks until a condition of other processes is met, or time is up."""
     end = time.monotonic() + seconds
     while not condition():

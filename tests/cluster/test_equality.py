@@ -125,6 +125,35 @@ def test_a_weight_without_a_gradient_stays(tmp_path: Path):
     plain(with_an_unused_weight, data, ids=IDS, optimizer=decaying).assert_same(chain, losses)
 
 
+@seeded
+def with_buffers() -> Chain:
+    return Chain(
+        embedding("rows"),
+        fc("fc1", ["rows", "dense"], SLOTS * DIM + DENSE, 8),
+        Layer("norm", nn.BatchNorm1d(8), reads="fc1", writes="norm"),
+        fc("logit", "norm", 8, 1, relu=False),
+        loss(),
+    )
+
+
+@pytest.mark.parametrize("replicas", [[2, 1], [1, 2]], ids=str)
+def test_buffers_are_those_of_the_first_replica(replicas: list[int], tmp_path: Path):
+    """Weights are engine local's with any replicas; buffers with one of their stage, else they saw its share."""
+    data, count = random_batches(6), "norm.module.num_batches_tracked"
+    local = with_buffers()
+    train(local, data, make_plan(5, (2,)), steps=6, micro_batches=4, optimizer=sgd)
+    chain, _, _ = run_here(
+        with_buffers, data, make_plan(5, (2,), units=replicas), steps=6, micro_batches=4, shards=1, replicas=replicas,
+        path=tmp_path, optimizer=sgd,
+    )  # fmt: skip
+    found, expected = chain.state_dict(), local.state_dict()
+    assert int(expected[count]) == 24
+    assert int(found[count]) == 24 // replicas[1]
+    same = expected if replicas[1] == 1 else dict(local.named_parameters())
+    for name in same:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
 def test_narrow_activations_are_near(tmp_path: Path):
     data = random_batches(10)
     options: Any = {"steps": 10, "micro_batches": 2, "shards": 1, "replicas": 1, "optimizer": sgd}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_an_attempt_takes_no_room_on_machines_to_avoid():
     for avoid in [(node,) for node in nodes]:
         work = Work(factory=partial(factory, None, 1), settings=Settings(steps=1), layout=layout, avoid=avoid)
         attempt = Attempt(work, number=1, job="avoids", limits=Limits())
-        group = attempt._room(layout.demands({}), 30.0)
+        group = attempt._room(layout.demands({}), 30.0, threading.Event(), lambda: None)
         try:
             taken = set(groups.placement_group_table(group)["bundles_to_node_id"].values())
             assert taken <= set(nodes) - set(avoid)

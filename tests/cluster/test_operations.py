@@ -10,8 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,22 +28,30 @@ import heterps
 from heterps.cli.main import app
 from heterps.errors import InvalidInput
 from heterps.report.data import read_run
-from heterps.runtime import Checkpoints, Result, Settings
+from heterps.runtime import Checkpoints, Settings
 from heterps.runtime.cluster import registry
 from heterps.runtime.cluster.engine import train_on_ray
-from heterps.runtime.cluster.policy import Limits
 from heterps.runtime.settings import EarlyStop
 from heterps.telemetry import JsonLines, Recorder, read_jsonl
-from tests.cluster.counting import Gate, factory, model
+from tests.cluster.background import (
+    LIMITS,
+    at_checkpoint,
+    background,
+    command,
+    events,
+    orphan,
+    status,
+    stopped_if_it_fails,
+)
+from tests.cluster.counting import Gate
 from tests.cluster.driver import Spec
 from tests.cluster.faults import assert_equal, assert_exactly_once, trained, unbroken
-from tests.cluster.jobs import of_cluster, slow_model, wait_for
+from tests.cluster.jobs import PATIENCE_S, of_cluster, slow_model, wait_for
 from tests.runtime.plain import sgd
 from tests.runtime.plans import make_plan
 from tests.runtime.reference import STEPS, batches, build, dense_optimizer
 
 pytestmark = pytest.mark.usefixtures("cluster")
-LIMITS = Limits(tries=5, frozen_s=20.0, pause_s=0.1)
 JOB = """
 model: {name: ctrdnn, args: {dim: 4, slots: 3, dense: 2, hidden: [8]}}
 data: {source: synthetic, rows: 1500, slots: 3, dense: 2, ids: 200}
@@ -53,75 +60,10 @@ eval: {fraction: 0.2, every_steps: 10}
 """
 
 
-def command(*args: str) -> str:
-    done = CliRunner().invoke(app, [*args], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
 def scalars(run: Path, name: str) -> dict[int, float]:
     """The last value of each step."""
     records = read_jsonl(run / "telemetry.jsonl")
     return {record["step"]: record["value"] for record in records if record.get("name") == name}
-
-
-def events(path: Path, name: str) -> list[dict[str, Any]]:
-    return [record["fields"] for record in read_jsonl(path) if record["kind"] == "event" and record["name"] == name]
-
-
-class Background:
-    """A gated run that a thread follows."""
-
-    def __init__(self, path: Path, *, steps: int = 40, open_to: int = 10, **options: Any) -> None:
-        self.gate, self.telemetry = path / "gate", path / "telemetry.jsonl"
-        Gate.open(self.gate, open_to)
-        self.found: Result | BaseException | None = None
-        chain, limits = model(), options.pop("limits", LIMITS)
-        recorder = Recorder([JsonLines(self.telemetry)])
-        settings = Settings(
-            steps=steps, micro_batches=2, optimizer=sgd, recorder=recorder, log_every=5,
-            checkpoints=Checkpoints(path=path / "checkpoints", every_steps=10),
-        )  # fmt: skip
-
-        def work() -> None:
-            with recorder:
-                try:
-                    self.found = train_on_ray(
-                        chain, partial(factory, str(self.gate), steps), make_plan(chain, (2,)), settings, shards=1,
-                        limits=limits, bring_back=False, **options,
-                    )  # fmt: skip
-                except BaseException as error:
-                    self.found = error
-
-        self.thread = threading.Thread(target=work)
-        self.thread.start()
-
-    def open(self, step: int) -> None:
-        Gate.open(self.gate, step)
-
-    def result(self) -> Result:
-        self.thread.join(120)
-        assert isinstance(self.found, Result), self.found
-        return self.found
-
-
-@contextmanager
-def background(path: Path, **options: Any) -> Iterator[Background]:
-    run = Background(path, **options)
-    try:
-        yield run
-    finally:
-        run.open(10**6)
-        run.thread.join(120)
-
-
-def status(name: str) -> dict[str, Any]:
-    actor = registry.jobs().get(name)
-    return (registry.ask(actor, "status") if actor is not None else None) or {}
-
-
-def at_checkpoint(name: str, step: int) -> Callable[[], bool]:
-    return lambda: ((status(name).get("checkpoint") or {}).get("step") or 0) >= step
 
 
 def test_result_telemetry_evaluations_and_report_are_those_of_engine_local(
@@ -203,7 +145,7 @@ def test_a_job_is_seen_measured_and_stopped(tmp_path: Path):
     """Another one of the same name runs beside it for a while, by a name of its own."""
     (tmp_path / "two").mkdir()
     with background(tmp_path, name="click", metrics_port=0, metrics_host="127.0.0.1") as run:
-        assert wait_for(at_checkpoint("click", 10), seconds=90)
+        assert wait_for(at_checkpoint("click", 10))
         found = json.loads(command("status", "click", "--json"))
         assert (found["job"], found["step"], found["steps"], found["samples"]) == ("click", 10, 40, 320)
         assert found["loss"] > 0
@@ -216,14 +158,14 @@ def test_a_job_is_seen_measured_and_stopped(tmp_path: Path):
             assert words in command("status", "click")
         assert_read_only(found["metrics"])
         with background(tmp_path / "two", name="click") as two:
-            assert wait_for(lambda: bool(status("click-2")), seconds=60)
+            assert wait_for(lambda: bool(status("click-2")))
             two.open(40)
             assert two.result().steps == 40
         stopping = threading.Thread(target=command, args=("stop", "click"))
         stopping.start()
         assert wait_for(lambda: status("click").get("state") == "stopping")
         run.open(40)  # it ends after the steps that are under way
-        stopping.join(60)
+        stopping.join(PATIENCE_S)
         assert run.result().stopped == "interrupted"
     assert 10 <= run.result().steps < 40
     assert command("status").strip() == "no job runs on this cluster"
@@ -250,60 +192,21 @@ def assert_read_only(address: str) -> None:
         assert refused.value.code in (404, 501)
 
 
-DRIVER = """
-import sys
-from functools import partial
-from heterps.runtime import Checkpoints, Settings
-from heterps.runtime.cluster.engine import train_on_ray
-from heterps.runtime.cluster.policy import Limits
-from tests.cluster.counting import factory, model
-from tests.runtime.plain import sgd
-from tests.runtime.plans import make_plan
-address, path = sys.argv[1:]
-chain = model()
-train_on_ray(
-    chain, partial(factory, path + "/gate", 40), make_plan(chain, (2,)),
-    Settings(
-        steps=40, micro_batches=2, optimizer=sgd, checkpoints=Checkpoints(path=path + "/checkpoints", every_steps=5)
-    ),
-    address=address, name="orphan", shards=1, bring_back=False, limits=Limits(frozen_s=6.0),
-)
-"""
-
-
-@contextmanager
-def stopped_if_it_fails(name: str) -> Iterator[None]:
-    """A job that goes on by itself must not go on beside the next test."""
-    try:
-        yield
-    except BaseException:
-        with suppress(Exception):
-            command("stop", name)
-        raise
-
-
 def test_a_job_outlives_its_driver_and_is_followed_again(tmp_path: Path):
     """SIGKILL of the driver and of the coordinator, whose successor freezes: the job goes on, and whoever calls again
     gets its result.
 
     Weights and rows are, to the last bit, those of a run that nothing happened to.
     """
-    Gate.open(tmp_path / "gate", 10)
-    address = ray.get_runtime_context().gcs_address
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, address, str(tmp_path)], cwd=Path(__file__).parents[2])
-    try:
-        assert wait_for(at_checkpoint("orphan", 10), seconds=90)
-    finally:
-        driver.kill()
-        driver.wait()
+    orphan(tmp_path, open_to=10)
     with stopped_if_it_fails("orphan"):
         Gate.open(tmp_path / "gate", 20)
-        assert wait_for(at_checkpoint("orphan", 20), seconds=60)
+        assert wait_for(at_checkpoint("orphan", 20))
         for number, step in ((signal.SIGKILL, 25), (signal.SIGSTOP, 30)):
             (coordinator,) = of_cluster(os.getpid(), "ray::CoordinatorActor")
             os.kill(coordinator, number)
             Gate.open(tmp_path / "gate", step)
-            assert wait_for(at_checkpoint("orphan", step), seconds=90)
+            assert wait_for(at_checkpoint("orphan", step))
         with suppress(ProcessLookupError):
             os.kill(coordinator, signal.SIGKILL)
         assert wait_for(lambda: status("orphan").get("followed") is False)
@@ -325,7 +228,7 @@ def test_a_job_outlives_its_driver_and_is_followed_again(tmp_path: Path):
 
 def test_a_frozen_coordinator_is_replaced(tmp_path: Path):
     with background(tmp_path, limits=replace(LIMITS, frozen_s=5.0)) as run:
-        assert wait_for(at_checkpoint("train", 10), seconds=90)
+        assert wait_for(at_checkpoint("train", 10))
         (coordinator,) = of_cluster(os.getpid(), "ray::CoordinatorActor")
         os.kill(coordinator, signal.SIGSTOP)
         run.open(40)

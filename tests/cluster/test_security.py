@@ -24,7 +24,7 @@ from tests.cluster import inprocess
 from tests.cluster.counting import Gate, batches, factory, model
 from tests.cluster.driver import Spec
 from tests.cluster.faults import COORDINATOR, REPLICA, SHARD, assert_equal, assert_exactly_once, trained, unbroken
-from tests.cluster.jobs import of_cluster, title_of
+from tests.cluster.jobs import PATIENCE_S, of_cluster, title_of
 from tests.cluster.strangers import (
     READY,
     Tape,
@@ -178,7 +178,7 @@ def test_a_replayed_conversation_is_nothing(tmp_path: Path, tapes: list[Tape]):
             assert READY not in answer
     finally:
         Gate.open(gate, STEPS)
-        run.join(120)
+        run.join(PATIENCE_S)
     (chain, losses, _), (whole, expected) = ended[0], unbroken(tmp_path / "unbroken", spec)
     assert_exactly_once(chain, spec)
     assert losses == expected

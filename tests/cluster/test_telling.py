@@ -152,7 +152,7 @@ class TestLease:
         checkpoints = Checkpoints(path=tmp_path)
         late = Coordinator(work, checkpoints, options)
         late._store, late._tables, late._metrics, late._position = Store(checkpoints), {}, {}, None
-        late.outcome.step, late.outcome.losses = 1, [0.5]
+        late._begun, late.outcome.step, late.outcome.losses = True, 1, [0.5]
         late._commit(Part({"w": torch.zeros(1)}, {}))
         assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000001"]
         taken = Coordinator(work, checkpoints, options)

@@ -6,13 +6,14 @@ write anything of this one.
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from heterps.errors import HeterPSError, Infeasible
+from heterps.errors import HeterPSError
 from heterps.ps import Keys
 from heterps.runtime.cluster._ray import SERVE, groups, ray, strategies
 from heterps.runtime.cluster.actors import Replicas, Shards
@@ -38,6 +39,14 @@ def remove_groups(job: str) -> None:
                 groups.remove_placement_group(groups.get_placement_group(held["name"]))
 
 
+class Stopped(Exception):
+    """The run was stopped while it waited for room."""
+
+
+class NoRoom(Exception):
+    """The machines are there, and others use them."""
+
+
 class Attempt:
     """The processes of one attempt."""
 
@@ -56,13 +65,24 @@ class Attempt:
         self._shards: dict[str, Any] = {}
         self.shard_addresses: list[str] = []
 
-    def start(self, *, wait_s: float) -> None:
-        """Takes room on the cluster, starts all processes, and has them meet; `wait_s` limits the wait for room."""
+    def start(self, *, wait_s: float, stop: threading.Event, on_wait: Callable[[], None]) -> None:
+        """Takes room on the cluster, starts all processes, and has them meet.
+
+        Args:
+            wait_s: how long to wait for room that others have.
+            stop: ends that waiting.
+            on_wait: called when there is no room at once.
+
+        Raises:
+            Failed: if a machine or a process is gone.
+            NoRoom: if others had the room all that time.
+            Stopped: if it was stopped while it waited.
+        """
         layout = self.work.layout
         replicas, shards = names_of(layout.seats(), layout.shards)
         with _rays_errors():
             demands = layout.demands(_offered())
-            self._group = self._room(demands, wait_s)
+            self._group = self._room(demands, wait_s, stop, on_wait)
             for number, (name, seat) in enumerate(zip(replicas, layout.seats(), strict=True)):
                 options = self._options(number, demands[number])
                 guarded = (self._coordinator, 2 * self._limits.frozen_s) if self._coordinator and not number else None
@@ -107,21 +127,23 @@ class Attempt:
         calls = {name: getattr(actor, method).remote(*args) for name, actor in self._replicas.items()}
         return self.watch.all(calls, stepping=stepping)
 
-    def _room(self, demands: list[Resources], wait_s: float) -> Any:
+    def _room(self, demands: list[Resources], wait_s: float, stop: threading.Event, on_wait: Callable[[], None]) -> Any:
         avoid = self.work.avoid
-        if wait_s <= 0 and (lack := missing(demands, resources(avoid=avoid))) is not None:
-            raise Infeasible(
-                f"the cluster cannot hold the plan: {lack}; plan for less, add machines, or --wait for them"
-            )
         remove_groups(self._job)  # of a coordinator that died
         options = {"bundle_label_selector": [_elsewhere(avoid)] * len(demands)} if avoid else {}
         group = groups.placement_group(demands, strategy="PACK", name=self._name, **options)
-        end_s = time.monotonic() + max(wait_s, self._limits.start_s)
+        end_s = time.monotonic() + wait_s
         while not group.wait(ROOM_TURN_S):
+            on_wait()
             lack = missing(demands, resources(avoid=avoid))
-            if lack is not None or time.monotonic() > end_s:  # a machine that was there is gone: no use in waiting
+            if stop.is_set() or lack is not None or time.monotonic() > end_s:
                 groups.remove_placement_group(group)
-                raise Failed(Died("the cluster", f"no room for the plan ({lack or 'other jobs use the machines'})"))
+            if stop.is_set():
+                raise Stopped
+            if lack is not None:  # a machine that was there is gone: no use in waiting
+                raise Failed(Died("the cluster", f"no room for the plan ({lack})"))
+            if time.monotonic() > end_s:
+                raise NoRoom(f"other jobs had the machines for {wait_s:.0f} s")
         return group
 
     def _options(self, bundle: int, demand: Mapping[str, float]) -> dict[str, Any]:
@@ -144,7 +166,7 @@ def _rays_errors() -> Iterator[None]:
     """What Ray raises while an attempt starts may pass: its head is away, or another one took the room back."""
     try:
         yield
-    except (HeterPSError, Failed):
+    except (HeterPSError, Failed, Stopped, NoRoom):
         raise
     except Exception as error:  # Ray raises this very class where a group is gone
         raise Failed(Died("Ray", str(error).strip().partition("\n")[0])) from error

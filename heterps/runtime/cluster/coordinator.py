@@ -12,31 +12,33 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from heterps.errors import HeterPSError
+from heterps.errors import HeterPSError, Infeasible
 from heterps.plan import Plan
 from heterps.ps import Client
-from heterps.runtime.checkpoint import Checkpoints, State, Store
-from heterps.runtime.cluster.attempt import Attempt
+from heterps.runtime.checkpoint import CheckpointFailed, Checkpoints, State, Store
+from heterps.runtime.cluster.attempt import Attempt, NoRoom, Stopped
 from heterps.runtime.cluster.elastic import Placing, PlanFor
 from heterps.runtime.cluster.history import History
 from heterps.runtime.cluster.journal import Journal
 from heterps.runtime.cluster.judge import Judge
-from heterps.runtime.cluster.lease import Lease
+from heterps.runtime.cluster.lease import Lease, LeaseLost
 from heterps.runtime.cluster.nodes import Node, nodes_of
 from heterps.runtime.cluster.parts import Part, join_parts
-from heterps.runtime.cluster.policy import Event, GiveUp, Limits, Raised, Restart, decide, describe, kind_of
+from heterps.runtime.cluster.policy import Died, Event, GiveUp, Limits, Raised, Restart, decide, describe, kind_of
 from heterps.runtime.cluster.room import Room
 from heterps.runtime.cluster.tally import Outcome, Tally
 from heterps.runtime.cluster.watch import Failed
 from heterps.runtime.cluster.work import Work
+from heterps.runtime.contents import read_header
 from heterps.runtime.tables import bind_tables
 from heterps.runtime.trainer import TABLES_EVERY_S, DataEnded
 from heterps.storage import remove
+from heterps.telemetry.metrics import Auc
 
 log = logging.getLogger("heterps.cluster")
 
@@ -44,7 +46,7 @@ STRETCH_S = 2.0
 """Seconds that replicas work between two stops: what a stop costs vanishes in it, and a Ctrl-C is heard soon."""
 FIRST_STRETCH = 4
 """Steps of the first stretch, from which the speed is known."""
-NOTED = ("first_step", "first_samples", "attempts", "failures", "restarts", "seconds")
+NOTED = ("first_step", "first_samples", "step", "samples", "attempts", "failures", "restarts", "seconds")
 """What a coordinator that takes over must know of the outcome."""
 
 
@@ -78,7 +80,7 @@ class Coordinator:
     def __init__(self, work: Work, checkpoints: Checkpoints, options: Options) -> None:
         """Takes the run over from whoever had it."""
         self._work, self._checkpoints, self.options, self._limits = work, checkpoints, options, options.limits
-        self._stop = threading.Event()
+        self._stop, self._noting = threading.Event(), threading.Lock()
         self._in_a_row = 0
         self._stretch = FIRST_STRETCH
         self._history = History(str(checkpoints.path), options.job)
@@ -97,7 +99,11 @@ class Coordinator:
         """Newest figures of each table."""
         self.saved: tuple[int, float, float] | None = None
         """Step of the newest checkpoint, when it was committed (seconds since 1970), and how long it took."""
-        if self._begun:
+        self._ended: dict[str, Any] | None = self._lease.found.get("ended")
+        """How the run ended, if it did: one that takes over then has nothing to do."""
+        if self._lease.found.get("stopping"):
+            self._stop.set()
+        if self._begun and self._ended is None:
             self._failed("the coordinator died", "coordinator")
 
     @property
@@ -120,30 +126,76 @@ class Coordinator:
         self._lease.check()
 
     def stop(self) -> None:
-        """Ends the run after the stretch that is under way, with a checkpoint."""
+        """Ends the run after the stretch that is under way, with a checkpoint; whoever takes over knows of it."""
         self._stop.set()
+        with suppress(HeterPSError):  # it is asked again if it is not heard
+            self._note()
 
     def run(self) -> Outcome:
         """Tries until it is done, or until it has to be given up."""
         try:
+            if self._ended is not None:
+                return self._as_it_ended(**self._ended)
             while not self._attempted():
                 pass
+            self._end(stopped=self.outcome.stopped)
             return self.outcome
+        except LeaseLost:
+            raise
+        except Exception as error:
+            self._end(error=str(error))
+            raise
         finally:
             self.state = "over"
 
+    def _end(self, *, stopped: str = "", error: str = "") -> None:
+        """Notes that the run is over, so that nobody takes it over when this process dies."""
+        self._ended = {"stopped": stopped, "error": error}
+        try:
+            self._note()
+        except LeaseLost:
+            raise
+        except HeterPSError as failure:  # the checkpoint is there; only a death within the next hour would matter
+            log.warning("the end of the run could not be noted: %s", failure)
+
+    def _as_it_ended(self, *, stopped: str, error: str) -> Outcome:
+        """The outcome of a run whose coordinator died after its end: what the newest checkpoint has of it."""
+        if error:
+            raise RunFailed(error)
+        outcome, header = self.outcome, self._look_up()
+        outcome.stopped, outcome.plan = stopped, self.options.plan
+        outcome.losses = self._history.losses(outcome.step - outcome.first_step)
+        outcome.evaluations = list(header.get("metrics", {}).get("evaluations", []))
+        if (counts := header.get("metrics", {}).get("auc")) is not None:
+            auc = Auc()
+            auc.load(counts)
+            outcome.auc = auc.compute()
+        return outcome
+
+    def _look_up(self) -> dict[str, Any]:
+        """Where a run stands of which nothing was begun here: the header of its newest checkpoint, if there is one."""
+        newest = Store(self._checkpoints).newest()
+        if newest is None:
+            return {}
+        header = read_header(newest)
+        self.outcome.step, self.outcome.samples = header["step"], header["samples"]
+        if not self._begun:
+            self.outcome.first_step, self.outcome.first_samples = header["step"], header["samples"]
+        if isinstance(newest, Path):
+            self.saved = header["step"], newest.stat().st_mtime, 0.0
+        return header
+
     def _attempted(self) -> bool:
         """One attempt; true if the run is over, false if another one is to go on."""
-        self.check()
-        self.outcome.attempts += 1
         attempt = None
         try:
+            self.check()
+            self.outcome.attempts += 1
             found = self.room.find(
                 self._work, self._stop, begun=self._begun, step=self.outcome.step, on_wait=self._wait_for_room
             )
             if found is None or self._stop.is_set():
-                self.outcome.stopped = "interrupted"
-                return True
+                raise Stopped
             self._work, self.outcome.plan = found, self.room.plan
             attempt = Attempt(
                 replace(found, evaluation=None), number=self.outcome.attempts, job=self.options.job,
@@ -151,10 +203,21 @@ class Coordinator:
             )  # fmt: skip
             self._try(attempt)
             return True
+        except Stopped:
+            self.outcome.stopped = "interrupted"
+            with suppress(HeterPSError):  # what it cannot read it has not harmed
+                self._look_up()
+            return True
+        except NoRoom as error:
+            if not self._begun:
+                raise Infeasible(f"no room for the plan: {error}; stop them, plan for less, or --wait longer") from None
+            self._recover(Failed(Died("the cluster", f"no room for the plan: {error}")))
         except Failed as failed:
             if attempt is not None:
                 attempt.stop()
             self._recover(failed)
+        except CheckpointFailed as error:  # a disk may have room again
+            self._recover(Failed(Raised("the coordinator", str(error), final=False), error))
         except _Moved as moved:
             log.warning("%s; going on from the last checkpoint", moved)
         finally:
@@ -192,19 +255,23 @@ class Coordinator:
 
     def _try(self, attempt: Attempt) -> None:
         self.state = "starting"
-        attempt.start(wait_s=self._limits.start_s)
+        patience_s = max(self._limits.wait_s, self._limits.start_s)
+        attempt.start(wait_s=patience_s, stop=self._stop, on_wait=self._wait_for_room)
+        self.state = "starting"
         self.nodes = nodes_of(self.options.job, self._work.layout)
         with ExitStack() as stack:
             chain, _ = self._work.factory()
             addresses = attempt.shard_addresses
             client = Client(addresses, attempt.keys, retries=2) if addresses else None
-            if client is not None:
-                stack.callback(client.close)
-            stack.callback(attempt.stop)  # before the client waits for answers of servers that may be gone
             self._aside = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aside"))
+            if client is not None:
+                stack.callback(client.close, wait=False)  # what waits aside for servers that are gone ends
             stack.callback(attempt.stop)
-            self._tables = self._do(attempt, bind_tables, chain, client=client, seed=self._work.settings.seed)
             self._store = Store(self._checkpoints)
+            self._tables = self._do(
+                attempt, bind_tables, chain, client=client, seed=self._work.settings.seed,
+                fill=self._do(attempt, self._store.newest) is None,
+            )  # fmt: skip
             self._judge = Judge(chain, self._work, self.outcome, self.journal)
             self._begin(attempt, scored=chain.score is not None and chain.label is not None)
             self._train(attempt)
@@ -214,7 +281,7 @@ class Coordinator:
         return attempt.watch.future(self._aside.submit(call, *args, **options))
 
     def _begin(self, attempt: Attempt, *, scored: bool) -> None:
-        newest = self._store.newest()
+        newest = self._do(attempt, self._store.newest)
         state = State(step=0, samples=0, position=None)
         if newest is not None:
             state = self._do(attempt, self._store.load, newest, self._tables)
@@ -222,8 +289,8 @@ class Coordinator:
         if not self._begun:
             outcome.first_step, outcome.first_samples, self._begun = state.step, state.samples, True
         outcome.step, outcome.samples, self._position = state.step, state.samples, state.position
-        outcome.losses = self._history.losses(state.step - outcome.first_step)
-        self._note()
+        outcome.losses = self._do(attempt, self._history.losses, state.step - outcome.first_step)
+        self._do(attempt, self._note)
         self._metrics = dict(state.metrics)
         outcome.evaluations = list(self._metrics.get("evaluations", []))
         self.tally.begin(self._work.layout, auc=self._metrics.get("auc"), scored=scored)
@@ -236,7 +303,9 @@ class Coordinator:
 
     def _note(self) -> None:
         """Tells a coordinator that may take over."""
-        self._lease.note({name: getattr(self.outcome, name) for name in NOTED})
+        with self._noting:
+            facts = {name: getattr(self.outcome, name) for name in NOTED} if self._begun else {}
+            self._lease.note({**facts, "stopping": self._stop.is_set(), "ended": self._ended})
 
     def _train(self, attempt: Attempt) -> None:
         steps, outcome = self._work.settings.steps, self.outcome
@@ -320,7 +389,8 @@ class Coordinator:
             {str(seat): list(self.tally.paces.get(seat, ())) for seat in stage.seats()}
             for stage in self._work.layout.stages
         ]
-        event = self.room.straggling(paces, self.nodes, step=self.outcome.step)
+        busy = {str(seat): share for seat, share in self.tally.busy.items()}
+        event = self.room.straggling(paces, self.nodes, busy=busy, step=self.outcome.step)
         if event is None and self._saved_step == self.outcome.step:
             event = self.room.returned()
         if event is not None and not self._stop.is_set():

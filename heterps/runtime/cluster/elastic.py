@@ -99,7 +99,7 @@ class Placing:
         unplanned = max(1, self.shards or 1) if self.tables and plan.parameter_server is None else 0
         left = {}
         for name, kind in plan.types.items():
-            device = (self.devices or {}).get(name, kind.device).partition(":")[0]
+            device = (self.devices or {}).get(name, kind.device).partition("+")[0].partition(":")[0]
             there = offered.get("GPU", 0.0) if device == "cuda" else offered.get("CPU", 0.0) - unplanned
             left[name] = max(0, floor(min(there, offered.get(name, there))))
         return left

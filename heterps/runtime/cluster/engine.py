@@ -40,6 +40,8 @@ from heterps.runtime.trainer import _interrupts
 
 KEPT_S = 3600.0
 """Seconds for which a run that ended while nobody followed it keeps its result; its checkpoints stay in any case."""
+LOOK_S = 0.5
+"""Between two looks at a coordinator that is to go."""
 PIECE_BYTES = 1 << 16
 MOST_PIECES = 128
 """What a new coordinator is told travels in such pieces, larger ones only where they would be too many: Ray keeps small
@@ -91,11 +93,11 @@ class CoordinatorActor:
             self._coordinator.journal.event("metrics", error=f"not served: {error.strerror or error}")
             return None
 
-    def news(self, cursor: Cursor | None, wait_s: float) -> dict[str, Any]:
-        """What happened after a cursor, and where the run stands; None goes on after what was told last."""
+    def news(self, cursor: Cursor | None, wait_s: float, who: str) -> dict[str, Any]:
+        """What happened after a cursor, and where the run stands, for `who` follows; see `Journal.after`."""
         over = self._outcome is not None
         coordinator = self._coordinator
-        cursor, entries = coordinator.journal.after(cursor, wait_s=0.0 if over else wait_s)
+        cursor, entries = coordinator.journal.after(cursor, wait_s=0.0 if over else wait_s, who=who)
         outcome, tally = coordinator.outcome, coordinator.tally
         busy: dict[int, list[float]] = {}
         for seat, share in list(tally.busy.items()):
@@ -105,6 +107,10 @@ class CoordinatorActor:
             "step": outcome.step, "samples": outcome.samples, "loss": outcome.losses[-1] if outcome.losses else None,
             "auc": outcome.auc, "busy": {stage: sum(shares) / len(shares) for stage, shares in busy.items()},
         }  # fmt: skip
+
+    def leave(self, who: str) -> bool:
+        """See `Journal.leaves`."""
+        return self._coordinator.journal.leaves(who)
 
     def result(self) -> Outcome | None:
         """How the run ended, or what it raised; None as long as it goes on."""
@@ -119,6 +125,14 @@ class CoordinatorActor:
     def over(self) -> bool:
         """Whether the run has ended."""
         return self._outcome is not None
+
+    def has_reached(self, steps: int | None, epochs: int | None) -> bool | None:
+        """Whether the run has ended, and has done all that these settings ask for; None as long as it goes on."""
+        if self._outcome is None:
+            return None
+        done = isinstance(self._outcome, Outcome) and self._outcome.stopped != "interrupted"
+        settings = self._coordinator.work.settings
+        return done and (settings.steps, settings.epochs) == (steps, epochs)
 
     def stop(self) -> None:
         """See `Coordinator.stop`."""
@@ -256,15 +270,39 @@ def _follow(
     stop = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(_interrupts(stop))
-        found = registry.running_in(str(checkpoints.path), options.name, start_s=options.limits.start_s)
+        found = _under_way(checkpoints, options, settings)
         if found is not None:
             say("this run is under way on the cluster; following it, with the settings it was started with")
         coordinator = found or registry.begin(
             options.name, lambda name: _start(work, checkpoints, replace(options, name=name))
         )
         job = options.job if found is None else registry.ask(coordinator, "job")
-        stack.callback(dismiss, coordinator, directory=str(checkpoints.path), job=job)
-        return Follower(coordinator, settings, options.limits).follow(stop)
+        follower = Follower(coordinator, settings, options.limits)
+        stack.callback(_leave, follower, coordinator, directory=str(checkpoints.path), job=job)
+        return follower.follow(stop)
+
+
+def _under_way(checkpoints: Checkpoints, options: Options, settings: Settings) -> Any | None:
+    """The coordinator that is at work on these checkpoints, or has done what is asked for while nobody followed.
+
+    One that was interrupted, failed, or did something else is of no use any more: it is dismissed.
+    """
+    found = registry.running_in(str(checkpoints.path), options.name, start_s=options.limits.start_s)
+    while found is not None and registry.ask(found, "has_reached", settings.steps, settings.epochs) is False:
+        status = registry.ask(found, "status")
+        if status is not None and status["followed"]:  # by somebody who is about to take its result
+            time.sleep(LOOK_S)
+        else:
+            dismiss(found)
+            time.sleep(LOOK_S)
+        found = registry.running_in(str(checkpoints.path), options.name, start_s=options.limits.start_s)
+    return found
+
+
+def _leave(follower: Follower, coordinator: Any, *, directory: str, job: str | None) -> None:
+    """The last one to follow a run ends its coordinator."""
+    if not follower.leave():
+        dismiss(coordinator, directory=directory, job=job)
 
 
 def dismiss(coordinator: Any, *, directory: str | None = None, job: str | None = None) -> None:

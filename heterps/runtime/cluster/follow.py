@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
+from contextlib import suppress
 from typing import Any
 
+from heterps.runtime.cluster import registry
 from heterps.runtime.cluster._ray import CONTROL, exceptions, ray
 from heterps.runtime.cluster.coordinator import RunFailed
 from heterps.runtime.cluster.journal import Cursor, replay
@@ -25,6 +28,7 @@ class Follower:
     def __init__(self, actor: Any, settings: Settings, limits: Limits) -> None:
         self._actor, self._settings, self._limits = actor, settings, limits
         self._recorder = settings.recorder or Recorder()
+        self._me = uuid.uuid4().hex[:8]
         self._cursor: Cursor | None = None
         self._patience_s = limits.start_s
         """Seconds to wait for the next answer: more for a process that has yet to start."""
@@ -34,7 +38,7 @@ class Follower:
         settings, outcome = self._settings, None
         with Progress(total=settings.steps, quiet=not settings.progress) as progress:
             while outcome is None:
-                news = self._ask("news", self._cursor, POLL_S)
+                news = self._ask("news", self._cursor, POLL_S, self._me)
                 if news is None:
                     continue
                 self._cursor = news["cursor"]
@@ -47,6 +51,12 @@ class Follower:
                     outcome = self._ask("result")
         assert isinstance(outcome, Outcome)
         return outcome
+
+    def leave(self) -> bool:
+        """Follows no more; whether somebody else does. One that does not answer has nobody."""
+        with suppress(exceptions.RayError):
+            return bool(registry.ask(self._actor, "leave", self._me))
+        return False
 
     def _ask(self, method: str, *args: Any) -> Any:
         """What the coordinator answers; None if it has to be asked again, as another process."""

@@ -22,6 +22,8 @@ Cursor = tuple[str, int]
 
 KEPT = 100_000
 """Records that are kept for someone who does not ask (assumed: some minutes of spans, hours of the rest)."""
+FOLLOWED_S = 10.0
+"""Seconds without a question after which nobody follows any more: whoever does asks several times a second."""
 AT_ONCE = 20_000
 """Records of one answer."""
 
@@ -34,7 +36,8 @@ class Journal:
         self._entries: deque[Entry] = deque(maxlen=kept)
         self._count = 0
         self._known = 0
-        self._asked = -float("inf")
+        self._asked: dict[str, float] = {}
+        """When each who follows last asked."""
         self._changed = threading.Condition()
 
     def scalar(self, name: str, value: float, *, step: int) -> None:
@@ -61,13 +64,16 @@ class Journal:
             self._count += 1
             self._changed.notify_all()
 
-    def after(self, cursor: Cursor | None, *, wait_s: float = 0.0) -> tuple[Cursor, list[Entry]]:
-        """Records after a cursor, as soon as there are some or the time is up; None: after what was last told."""
+    def after(self, cursor: Cursor | None, *, wait_s: float = 0.0, who: str = "") -> tuple[Cursor, list[Entry]]:
+        """Records after a cursor, as soon as there are some or the time is up; None: after what was last told.
+
+        `who` follows from now on, until it `leaves` or does not ask for a while.
+        """
         with self._changed:
             if cursor is not None:
                 self._known = cursor[1] if cursor[0] == self.token else 0
             start = self._known
-            self._asked = time.monotonic()
+            self._asked[who] = time.monotonic()
             self._changed.wait_for(lambda: self._count > start, wait_s)
             skipped = max(0, start - (self._count - len(self._entries)))
             found = [self._entries[at] for at in range(skipped, min(len(self._entries), skipped + AT_ONCE))]
@@ -77,7 +83,13 @@ class Journal:
     @property
     def followed(self) -> bool:
         """Whether somebody asked lately."""
-        return time.monotonic() - self._asked < 10.0
+        latest = max(list(self._asked.values()), default=-float("inf"))
+        return time.monotonic() - latest < FOLLOWED_S
+
+    def leaves(self, who: str) -> bool:
+        """One who followed has all it needs; whether others still follow."""
+        self._asked.pop(who, None)
+        return self.followed
 
 
 def replay(entries: Sequence[Entry], recorder: Recorder, *, on_log: Callable[[int, float], None] | None = None) -> None:

@@ -99,7 +99,8 @@ def lay_out(
         raise InvalidInput(f"replicas: one number for each of the {count} stages, not {len(given)}")
     stages = []
     for number, (stage, wanted) in enumerate(zip(plan.stages, given, strict=True)):
-        device = (devices or {}).get(stage.type, plan.types[stage.type].device).partition(":")[0]
+        device = (devices or {}).get(stage.type, plan.types[stage.type].device)
+        device = device.partition("+")[0].partition(":")[0]  # which of a machine's GPUs is Ray's matter
         least = stage.units if device == "cuda" else max(1, ceil(stage.units / max(1.0, node_cpus)))
         of_stage = least if wanted is None else min(wanted, stage.units)
         if of_stage < 1:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from heterps.ps.errors import WireError
 from heterps.runtime.rows import Lookup
-from heterps.runtime.stage import OnItsWay, Tensors
+from heterps.runtime.stage import Tensors
+from heterps.runtime.transit import arrived
 
 ROWS, NUMBER, SHAPE = "\0rows", "\0number", "\0shape"
 """Behind the name of the tensor that a lookup stands for."""
@@ -23,7 +24,7 @@ def packed(tensors: Tensors) -> dict[str, Tensor | None]:
         if isinstance(value, Lookup):
             plain |= {name + ROWS: value.rows, name + NUMBER: value.number, name + SHAPE: torch.tensor(value.shape)}
         else:
-            plain[name] = value.wait() if isinstance(value, OnItsWay) else value
+            plain[name] = arrived(value)
     return plain
 
 

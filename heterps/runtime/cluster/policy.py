@@ -36,7 +36,7 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """A process raised. `final` errors are the user's to mend, and would come again: bad input, a layer that raises."""
+    """A process raised. `final` errors are the user's to mend, and would come again: bad input, code that raises."""
 
     who: str
     error: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,9 +34,12 @@ def connected(address: str | None) -> Iterator[None]:
     try:
         _reach(address)
         ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, exceptions.RayError) as error:
         where = f"at {address}" if address not in (None, "auto") else "on this machine: give its --address"
-        raise NoSuchJob(f"no Ray cluster {where} ({str(error).strip().splitlines()[0]})") from None
+        why = str(error).strip().splitlines()[0]
+        if os.environ.get("RAY_AUTH_MODE") == "token":
+            why += "; RAY_AUTH_MODE=token: it must be the cluster's token"
+        raise NoSuchJob(f"no Ray cluster {where} ({why})") from None
     try:
         yield
     finally:

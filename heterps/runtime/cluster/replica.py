@@ -96,7 +96,8 @@ class Replica:
         if isinstance(self._sum, CollectiveSum) and meeting is not None:
             self._sum.meet(meeting, rank=self._seat.replica, size=self._own.replicas)
         self._client = Client(shards, self._keys, timeout_s=30.0, shared=self._work.share) if shards else None
-        self._tables = bind_tables(self._chain, client=self._client, seed=self._settings.seed)
+        # The coordinator fills them.
+        self._tables = bind_tables(self._chain, client=self._client, seed=self._settings.seed, fill=False)
 
     def begin(self, checkpoint: str | None, step: int, samples: int, position: Any) -> None:
         """Takes up a checkpoint (None: the beginning), whose tables the servers have loaded."""
@@ -207,7 +208,7 @@ class Replica:
                 raise self._error
 
     def save(self, path: str) -> None:
-        """Writes the dense weights and the optimizer's state of its stage; its twins have the same."""
+        """Writes the dense weights, buffers and optimizer state of its stage; its twins have other buffers at most."""
         if (broken := self._stage.not_finite()) is not None:
             raise StageFailed(
                 f"the weight {broken!r} is no number any more after step {self.step}; the last checkpoint is intact. "

@@ -32,6 +32,9 @@ from heterps.runtime.cluster.work import Work
 
 log = logging.getLogger("heterps.cluster")
 
+LEAST_BUSY = 0.3
+"""Share of its time that a replica works if it holds the others up (assumed: it is the slowest of all, so near 1)."""
+
 
 class Room:
     """The machines and the plan of a run's attempts."""
@@ -115,13 +118,20 @@ class Room:
         return event if isinstance(decide(event, failures=0, limits=self._limits), Restart) else None
 
     def straggling(
-        self, stages: Sequence[Mapping[str, Sequence[float]]], nodes: Mapping[str, Node], *, step: int
+        self,
+        stages: Sequence[Mapping[str, Sequence[float]]],
+        nodes: Mapping[str, Node],
+        *,
+        busy: Mapping[str, float],
+        step: int,
     ) -> Event | None:
         """Tells of replicas that have become slow; gives one that the run should go on without, if there is such.
 
-        `stages` are the paces of each stage's replicas (`find_stragglers`), `nodes` their machines.
+        `stages` are the paces of each stage's replicas (`find_stragglers`), `nodes` their machines, `busy` their shares
+        of time at work: one that mostly waits holds nobody up, however long its little work takes.
         """
-        found = {who: times for paces in stages for who, times in find_stragglers(paces, limits=self._limits).items()}
+        slow = {who: times for paces in stages for who, times in find_stragglers(paces, limits=self._limits).items()}
+        found = {who: times for who, times in slow.items() if busy.get(who, 1.0) >= LEAST_BUSY}
         new, self.slow = [who for who in found if who not in self.slow], found
         for who in new:
             node = nodes.get(who)

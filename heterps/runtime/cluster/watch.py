@@ -17,6 +17,12 @@ from heterps.runtime.pipeline import StageFailed
 
 TICK_S = 0.25
 """Between two looks at all actors."""
+MISTAKES = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError,
+    SyntaxError, TypeError, ValueError,
+)  # fmt: skip
+"""What Python raises for a mistake in code, such as that of a model or of its data: it would come again. Other errors
+may pass: files and connections (OSError), memory, and what libraries make of both (RuntimeError among them)."""
 
 
 class Failed(Exception):
@@ -28,8 +34,8 @@ class Failed(Exception):
         self.error = error
 
 
-def is_final(error: BaseException) -> bool:
-    """Whether an error would come again after a restart. What servers refuse may be the end of one of them."""
+def is_final(error: HeterPSError) -> bool:
+    """Whether an error of ours would come again after a restart. What servers refuse may be the end of one of them."""
     return isinstance(error, InvalidInput | StageFailed | MalformedRow) and not isinstance(error, InvalidRequest)
 
 
@@ -81,8 +87,8 @@ class Watch:
             self.tick()
         try:
             return future.result()
-        except HeterPSError as error:
-            raise Failed(Raised("the coordinator", str(error), is_final(error)), error) from error
+        except (HeterPSError, OSError) as error:
+            raise _raised("the coordinator", error) from error
 
     def tick(self, *, stepping: bool = False) -> None:
         """Looks at all actors once."""
@@ -109,12 +115,22 @@ class Watch:
         try:
             return ray.get(call)
         except exceptions.RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, BaseException) else error
-            raise Failed(Raised(name, f"{cause}", is_final(cause)), cause) from None
+            raise _raised(name, error.cause if isinstance(error.cause, BaseException) else error) from None
         except exceptions.RayActorError as error:
             raise Failed(Died(name, str(error).strip().splitlines()[0])) from None
         except exceptions.RayError as error:
             raise Failed(Raised(name, f"{type(error).__name__}: {error}", False), error) from None
+
+
+def _raised(name: str, error: BaseException) -> Failed:
+    """The failure of one who raised. A mistake in code gets the words that it has in a layer."""
+    if isinstance(error, HeterPSError):
+        return Failed(Raised(name, str(error), is_final(error)), error)
+    what = f"{type(error).__name__}: {error}"
+    if isinstance(error, MISTAKES):
+        told = StageFailed(f"{name} failed: {what}" + "".join(f" ({note})" for note in getattr(error, "__notes__", ())))
+        return Failed(Raised(name, str(told), is_final(told)), told)
+    return Failed(Raised(name, what, False), error)
 
 
 def _beat(actor: Any) -> Any:
