@@ -94,7 +94,8 @@ def run(
         again = ["heterps", "run", job_file, "--name", directory.name, *(["--here"] if here else [])]
         again += [*(["--runs", runs] if runs != "runs" else []), *(w for one in settings or () for w in ("--set", one))]
         again += [*(["--engine", engine] if engine else []), *(["--address", address] if address else [])]
-        sys.stderr.write(f"heterps: interrupted and saved at step {result.steps}; go on with: {shlex.join(again)}\n")
+        where = f"and saved at step {result.steps}" if result.steps else "before the first step"
+        sys.stderr.write(f"heterps: interrupted {where}; go on with: {shlex.join(again)}\n")
         raise typer.Exit(INTERRUPTED)
 
 

@@ -20,7 +20,8 @@ def show_result(run: Run, result: Result) -> None:
     files = sorted(path.name for path in run.path.iterdir() if not path.name.startswith("."))
     where = f"in {run.path}: {', '.join(files)}"
     if not result.losses:
-        console.print(f"{run.name}: nothing is left to do after {result.steps:,} steps", highlight=False, markup=False)
+        what = "no step was done after" if result.stopped == "interrupted" else "nothing is left to do after"
+        console.print(f"{run.name}: {what} {result.steps:,} steps", highlight=False, markup=False)
         console.print(where, highlight=False, markup=False, soft_wrap=True)
         return
     stages = table(f"{run.name}: {result.steps:,} steps, {result.samples:,} samples", "stage", "type", "units",

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard.")] = False,
     devices: Annotated[
         list[str] | None,
-        typer.Option(metavar="TYPE=DEVICE", help="Run a type of the plan elsewhere, such as v100=cpu."),
+        typer.Option(metavar="TYPE=DEVICE", help="Run a type of the plan elsewhere: v100=cpu, v100=cuda:0+cuda:2."),
     ] = None,
     engine: EngineOption = None,
     address: AddressOption = None,
@@ -91,7 +92,8 @@ def train(
             ("--address", [address] if address else []), ("--wait", [f"{wait:g}"] if wait is not None else []),
         ):  # fmt: skip
             again += [word for value in values for word in (option, value)]
-        sys.stderr.write(f"heterps: interrupted and saved at step {result.steps}; go on with: {shlex.join(again)}\n")
+        where = f"and saved at step {result.steps}" if result.steps else "before the first step"
+        sys.stderr.write(f"heterps: interrupted {where}; go on with: {shlex.join(again)}\n")
         raise typer.Exit(INTERRUPTED)
 
 
@@ -165,13 +167,14 @@ def _run_on_ray(job: Job, run: Run, chain: Chain, plan: Plan, settings: Settings
 
     engine, told = job.engine, (job.to_dict(), str(Path.cwd()))
     held_out = partial(held_out_of_job, *told) if settings.evaluation is not None else None
-    return train_on_ray(
-        chain, partial(from_job, *told), plan, replace(settings, evaluation=held_out), address=engine.address,
-        name=run.name, replicas=engine.replicas, shards=engine.shards, wait_s=60 * engine.wait_minutes,
-        narrow=engine.compress == "bf16", sums=engine.sums, elastic=engine.elastic, stragglers=engine.stragglers,
-        plan_for=plan_for, metrics_port=engine.metrics_port, metrics_host=engine.metrics_host,
-        say=lambda line: _say(line) if settings.progress else None,
-    )  # fmt: skip
+    with redirect_stdout(sys.stderr):  # where Ray prints what it has to say of a machine that died
+        return train_on_ray(
+            chain, partial(from_job, *told), plan, replace(settings, evaluation=held_out), address=engine.address,
+            name=run.name, replicas=engine.replicas, shards=engine.shards, wait_s=60 * engine.wait_minutes,
+            narrow=engine.compress == "bf16", sums=engine.sums, elastic=engine.elastic, stragglers=engine.stragglers,
+            plan_for=plan_for, metrics_port=engine.metrics_port, metrics_host=engine.metrics_host,
+            say=lambda line: _say(line) if settings.progress else None,
+        )  # fmt: skip
 
 
 def _say(line: str) -> None:

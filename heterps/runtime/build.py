@@ -12,7 +12,9 @@ from heterps.models import Chain, Layer
 from heterps.models.layer import SparseEmbedding
 from heterps.runtime.device import kernels
 from heterps.runtime.device.graph import GraphStage
+from heterps.runtime.device.replicas import ReplicatedStage
 from heterps.runtime.device.rows import DeviceRows
+from heterps.runtime.device.spread import SpreadRows
 from heterps.runtime.device.table import DeviceTable, KernelTable
 from heterps.runtime.exchange import Exchange, ExchangeStage
 from heterps.runtime.placement import StageSpec, cores
@@ -77,6 +79,8 @@ class _Context:
         if self._only_exchanges(spec):
             return ExchangeStage(spec, self.chain, [], exchanges=self._exchanges(spec), **options)
         rows = self._rows(spec)
+        if spec.others:
+            return ReplicatedStage(spec, self.chain, rows, **options)
         if not self._as_graph(spec, rows):
             return Stage(spec, self.chain, rows, **options)
         return GraphStage(
@@ -124,7 +128,7 @@ class _Context:
             table = self.shared[name].table
             assert isinstance(table, SparseTable)
             users = [layer for layer in layers if layer.table_name == name]
-            rows.append(DeviceRows(users, self._kind_of_table(spec)(table, spec.device)))
+            rows.append(self._on_device(spec, users, table))
         staleness = self.settings.steps_ahead
         for layer in layers:
             shared = self.shared[layer.table_name]
@@ -135,8 +139,14 @@ class _Context:
                 rows.append(DistinctRows(layer, shared, staleness=staleness, whole=whole))
             else:
                 spare = sum(other.threads for other in self.specs if other.device.type == "cpu") < cores()
-                rows.append(HostRows(layer, shared, spec.device, staleness=staleness, look_ahead=spare))
+                rows.append(HostRows(layer, shared, staleness=staleness, look_ahead=spare))
         return rows
+
+    def _on_device(self, spec: StageSpec, layers: Sequence[SparseEmbedding], table: SparseTable) -> Rows:
+        kind, count = self._kind_of_table(spec), len(spec.devices)
+        if count == 1:
+            return DeviceRows(layers, kind(table, spec.device))
+        return SpreadRows(layers, [kind(table, device, share=(n, count)) for n, device in enumerate(spec.devices)])
 
     def _kind_of_table(self, spec: StageSpec) -> type[DeviceTable]:
         return KernelTable if spec.device.type == "cuda" and kernels.available() else DeviceTable

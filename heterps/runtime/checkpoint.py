@@ -87,6 +87,8 @@ class Store:
             name = (self.path / "latest").read_text().strip()
         except FileNotFoundError:
             name = ""
+        except OSError as error:
+            raise CheckpointFailed(f"{self.path / 'latest'} cannot be read: {error.strerror or error}") from error
         if self.path / name in whole:
             return self.path / name
         if isinstance(self.path, Url):  # storage may show a file whose upload was killed; `latest` does not name it
@@ -130,6 +132,9 @@ class Store:
         self._deltas = self._deltas + 1 if delta else 0
         try:
             self._remove_old(name)
+        except OSError as error:
+            reason = error.strerror or error
+            raise CheckpointFailed(f"checkpoint {target} is saved; older ones cannot be removed: {reason}") from error
         except (StorageFailed, CheckpointFailed):
             if isinstance(self.path, Path):
                 raise  # storage is tried again at the next save: this one is done

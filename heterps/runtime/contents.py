@@ -51,9 +51,9 @@ def write(files: Place, state: State, tables: Mapping[str, Table], *, delta: boo
         snapshot = files / "tables" / quote(name, safe="")
         if isinstance(table, SparseTable):
             with to_write(snapshot.parent / f"{snapshot.name}.hps") as file:
-                table.save(file, delta=delta, finite=True)  # a run that takes such rows up is lost
+                table.save(file, delta=delta, finite=True)  # a run that takes other rows up is lost
         else:
-            table.save(str(snapshot), delta=delta)
+            table.save(str(snapshot), delta=delta, finite=True)
     with to_write(files / "dense.safetensors") as file:
         save_file(_apart(state.dense), file)
         dense = zlib.crc32(file.read_bytes())

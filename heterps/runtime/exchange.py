@@ -22,7 +22,8 @@ from heterps.models.batch import Value
 from heterps.models.layer import SparseEmbedding
 from heterps.runtime.device import calls
 from heterps.runtime.rows import Lookup
-from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
+from heterps.runtime.stage import Stage, Step, Tensors
+from heterps.runtime.transit import OnItsWay, arrived
 from heterps.store import SparseTable
 from heterps.store.arrays import as_ids
 from heterps.telemetry import Recorder
@@ -113,7 +114,7 @@ class Exchange:
         if isinstance(grads, OnItsWay) and grads.tensor.dtype == torch.float32:
             event, pull.grads = grads.event.cuda_event, grads.tensor
         else:
-            found = grads.wait() if isinstance(grads, OnItsWay) else grads
+            found = arrived(grads)
             rows = pull.memory.rows[: pull.distinct]
             pull.grads = torch.zeros_like(rows) if found is None else found.to("cpu", torch.float32).contiguous()
         self._pushing.append(pull)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ class NotHere(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One stage: layers `first` … `last` on one device."""
+    """One stage: layers `first` … `last` on one device, or on each of several."""
 
     number: int
     first: int
@@ -33,6 +33,13 @@ class StageSpec:
     """As planned; `threads` is what this machine can give."""
     device: torch.device
     threads: int
+    others: tuple[torch.device, ...] = ()
+    """Further GPUs, each of which computes its share of the micro-batches."""
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All of them."""
+        return (self.device, *self.others)
 
     def __str__(self) -> str:
         return f"stage {self.number} · {self.type} × {self.units}"
@@ -45,7 +52,10 @@ def place(chain: Chain, plan: Plan | None, devices: Mapping[str, str] | None = N
         chain: its layers are those of the plan, in order.
         plan: what to run.
         devices: resource type -> device of this machine (`cpu`, `cuda:1`), where it is not the plan's: to try a plan
-            on a machine that lacks its hardware.
+            on a machine that lacks its hardware. Several are joined by +: `cuda:0+cuda:2`.
+
+    A stage has as many GPUs as units, as far as this machine has them: those that no stage before it has, unless they
+    are named. With fewer than planned there is a warning.
     """
     if plan is None:
         return (_default_stage(chain),)
@@ -57,16 +67,20 @@ def place(chain: Chain, plan: Plan | None, devices: Mapping[str, str] | None = N
     for type_ in devices or {}:
         if type_ not in plan.types:
             raise InvalidInput(f"devices: the plan has no type {type_!r}.{did_you_mean(type_, plan.types)}")
-    stages = []
+    stages: list[StageSpec] = []
     for number, stage in enumerate(plan.stages):
-        device = _device(stage.type, (devices or {}).get(stage.type, plan.types[stage.type].device))
-        threads = min(stage.units, cores()) if device.type == "cpu" else 1
-        if device.type == "cuda" and stage.units > 1:
+        taken = {device for other in stages for device in other.devices}
+        named = (devices or {}).get(stage.type, plan.types[stage.type].device)
+        first, *others = _devices(stage.type, named, stage.units, taken)
+        if first.type == "cuda" and stage.units > 1 + len(others):
             warnings.warn(
-                f"the plan gives stage {number} {stage.units} GPUs ({stage.type}); this engine computes a stage on one",
+                f"the plan gives stage {number} {stage.units} GPUs ({stage.type}); it runs on {1 + len(others)} here",
                 stacklevel=2,
             )
-        stages.append(StageSpec(number, stage.first, stage.last, stage.type, stage.units, device, threads))
+        threads = min(stage.units, cores()) if first.type == "cpu" else 1
+        stages.append(
+            StageSpec(number, stage.first, stage.last, stage.type, stage.units, first, threads, tuple(others))
+        )
     _refuse_shared_parameters(chain, stages)
     return tuple(stages)
 
@@ -83,11 +97,23 @@ def _default_stage(chain: Chain) -> StageSpec:
     return StageSpec(0, 0, last, "cpu", cores(), torch.device("cpu"), cores())
 
 
+def _devices(type_: str, named: str, units: int, taken: Set[torch.device]) -> list[torch.device]:
+    """Where a stage runs: on the devices that are named, or on GPUs that nobody has taken; never more than units."""
+    found = [_device(type_, name) for name in named.split("+")]
+    if len({device.type for device in found}) > 1:
+        raise InvalidInput(f"device of {type_!r}: cores or GPUs, not both ({named})")
+    if named == "cuda":
+        gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        found = [gpu for gpu in gpus if gpu not in taken] or gpus
+    return found[:units]
+
+
 def _device(type_: str, name: str) -> torch.device:
+    refused = InvalidInput(f"device of {type_!r}: cpu, cuda, cuda:N, or several as cuda:0+cuda:1, not {name!r}")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InvalidInput(f"device of {type_!r}: cpu, cuda or cuda:N, not {name!r}") from None
+        raise refused from None
     if device.type == "cuda":
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= there:
@@ -97,7 +123,7 @@ def _device(type_: str, name: str) -> torch.device:
             )
         return torch.device("cuda", device.index or 0)
     if device.type != "cpu":
-        raise InvalidInput(f"device of {type_!r}: cpu, cuda or cuda:N, not {name!r}")
+        raise refused
     return device
 
 

@@ -15,6 +15,7 @@ from heterps.models.batch import Value
 from heterps.models.layer import SparseEmbedding
 from heterps.ps.bags import pool
 from heterps.runtime.tables import SharedPush
+from heterps.runtime.transit import OnItsWay, leaving
 from heterps.store import SparseTable
 from heterps.store.interface import Pooling
 
@@ -39,8 +40,8 @@ class Rows(Protocol):
         """Gets the rows of a whole batch, as the updates of earlier steps left them."""
         ...
 
-    def part(self, step: int, layer: SparseEmbedding, start: int, stop: int) -> Any:
-        """What the layer writes for the samples start … stop, with its gradient to be collected."""
+    def part(self, step: int, layer: SparseEmbedding, start: int, stop: int, device: torch.device) -> Any:
+        """What the layer writes for the samples start … stop, on a device, with its gradient to be collected."""
         ...
 
     def collect(self, step: int) -> None:
@@ -60,6 +61,11 @@ class Rows(Protocol):
         ...
 
 
+def others_use(shared: SharedPush) -> bool:
+    """Whether others have to do something before a pull: servers, or further layers that use the table."""
+    return shared.users > 1 or not isinstance(shared.table, SparseTable)
+
+
 @dataclass(slots=True)
 class _Step:
     ids: Any
@@ -67,8 +73,8 @@ class _Step:
     """[B, slots, dim], as pulled."""
     leaves: list[Tensor] = field(default_factory=list)
     """Of the micro-batches between forward and backward."""
-    grads: list[Tensor] = field(default_factory=list)
-    """Of each micro-batch whose backward is done."""
+    grads: list[Tensor | OnItsWay] = field(default_factory=list)
+    """Of each micro-batch whose backward is done, on the host or on the way there."""
 
 
 class HostRows:
@@ -78,7 +84,6 @@ class HostRows:
         self,
         layer: SparseEmbedding,
         shared: SharedPush,
-        device: torch.device,
         *,
         staleness: int = 0,
         look_ahead: bool = True,
@@ -88,13 +93,12 @@ class HostRows:
         Args:
             layer: which one.
             shared: its table.
-            device: where the stage computes.
             staleness: steps whose updates a pull need not wait for.
             look_ahead: whether ids are looked up ahead of the pull. Worth it if a core is free for that.
         """
         self.layers = (layer,)
-        self._layer, self._shared, self._device, self._staleness = layer, shared, device, staleness
-        self._look_ahead = look_ahead
+        self._layer, self._shared, self._staleness = layer, shared, staleness
+        self._look_ahead, self.waits = look_ahead, others_use(shared)
         self._steps: dict[int, _Step] = {}
 
     @property
@@ -118,6 +122,13 @@ class HostRows:
             table.prepare(ids)
         return coming
 
+    def wait(self, step: int, batch: Mapping[str, Value], prepared: Any) -> Tensor | None:
+        """Waits for the others, and gives what `pull` takes: the rows, if they come from servers."""
+        if prepared is not None:
+            return prepared if isinstance(prepared, Tensor) else prepared()
+        self._shared.wait_for(step - 1 - self._staleness)
+        return None if isinstance(self._shared.table, SparseTable) else self._pulled(self._layer.ids_of(batch))
+
     def pull(self, step: int, batch: Mapping[str, Value], prepared: Any) -> None:
         """See `Rows.pull`."""
         ids = self._layer.ids_of(batch)
@@ -137,11 +148,11 @@ class HostRows:
     def _pooling(self) -> Pooling:
         return "mean" if self._layer.pooling == "mean" else "sum"
 
-    def part(self, step: int, layer: SparseEmbedding, start: int, stop: int) -> Tensor:
+    def part(self, step: int, layer: SparseEmbedding, start: int, stop: int, device: torch.device) -> Tensor:
         """See `Rows.part`."""
         held = self._steps[step]
         rows = held.rows if stop - start == len(held.rows) else held.rows[start:stop]
-        leaf = rows.to(self._device).detach().requires_grad_()
+        leaf = rows.to(device).detach().requires_grad_()
         held.leaves.append(leaf)
         return leaf
 
@@ -150,12 +161,13 @@ class HostRows:
         held = self._steps[step]
         leaf = held.leaves.pop(0)
         grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        held.grads.append(grad.to("cpu", torch.float32))
+        held.grads.append(leaving(grad))
 
     def push(self, step: int) -> None:
         """See `Rows.push`."""
         done = self._steps.pop(step)
-        grads = done.grads or [torch.zeros_like(done.rows)]  # a share without samples has none
+        grads = [grad.wait() if isinstance(grad, OnItsWay) else grad for grad in done.grads]
+        grads = grads or [torch.zeros_like(done.rows)]  # a share without samples has none
         whole = grads[0] if len(grads) == 1 else torch.cat(grads)
         shape = (-1, self._layer.dim) if isinstance(done.ids, Bags) else (*done.ids.shape, self._layer.dim)
         self._shared.push(step, self._layer.name, done.ids, whole.reshape(shape), self._layer.pooling)
@@ -200,17 +212,25 @@ class DistinctRows:
         """
         self.layers = (layer,)
         self._layer, self._shared, self._staleness, self._pin = layer, shared, staleness, pin
-        self._ahead = whole and staleness > 0
+        self._whole, self.waits = whole, others_use(shared)
         self._prepared: _Pulled | None = None
         self._pulled: dict[int, list[_Pulled]] = {}
         self._free: list[tuple[Tensor, Tensor]] = []
 
     def prepare(self, step: int, batch: Mapping[str, Value]) -> _Pulled | None:
         """Pulls the rows, where staleness leaves the time: the updates of another step go on beside it."""
-        if not self._ahead:
+        if not self._whole or not self._staleness:
             return None
         self._shared.wait_for(step - 1 - self._staleness, own=True)
         return self._pull(self._ids_of(batch))
+
+    def wait(self, step: int, batch: Mapping[str, Value], prepared: Any) -> _Pulled | None:
+        """Waits for the others; of whole batches, rows of servers are pulled here, else by micro-batch in `part`."""
+        if isinstance(prepared, _Pulled):
+            return prepared
+        self._shared.wait_for(step - 1 - self._staleness)
+        here = isinstance(self._shared.table, SparseTable)
+        return None if here or not self._whole else self._pull(self._ids_of(batch))
 
     def pull(self, step: int, batch: Mapping[str, Value], prepared: Any) -> None:
         """Notes the ids; rows that are not here yet are pulled by micro-batch."""
@@ -220,8 +240,8 @@ class DistinctRows:
         self._ids = self._ids_of(batch)
         self._pulled[step] = []
 
-    def part(self, step: int, layer: SparseEmbedding, start: int, stop: int) -> Lookup:
-        """The rows of a micro-batch."""
+    def part(self, step: int, layer: SparseEmbedding, start: int, stop: int, device: torch.device) -> Lookup:
+        """The rows of a micro-batch, on the host: the next stage brings them to its device."""
         ids, pulled, self._prepared = self._ids[start:stop], self._prepared, None
         if pulled is None or len(pulled.ids) != ids.numel():
             pulled = self._pull(ids)

@@ -82,7 +82,7 @@ class Settings:
     client: Client | None = None
     """Parameter servers that hold the tables; None: tables in this process."""
     devices: Mapping[str, str] | None = None
-    """Resource type -> device of this machine, where it is not the plan's."""
+    """Resource type -> device of this machine, or several joined by +, where it is not the plan's."""
     recorder: Recorder | None = None
     """Of spans, counters and scalars; None: nothing is written."""
     progress: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,13 @@ from heterps.runtime import adam
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.rows import DistinctRows, HostRows, Lookup, Rows
 from heterps.runtime.threads import threads_for, use_for_simple_operations
+from heterps.runtime.transit import arrived
 from heterps.telemetry import Recorder
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Tensors = dict[str, Any]
+KIND = "kind of optimizer"
+"""Key of a parameter's saved state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ class Stage:
         self.reads, self._tensors = self._inputs(chain)
         self.rows = rows
         self._rows_of = {layer.name: some for some in rows for layer in some.layers}
+        self.waits = any(_waits(some) for some in rows)
+        """Whether `wait` does anything."""
         self._precision = precision
         for layer in self.layers:
             layer.to(spec.device)
@@ -174,6 +179,17 @@ class Stage:
         """Work on a step that needs no dense weights, done ahead and in another thread: looking ids up."""
         return [rows.prepare(step.number, step.whole) for rows in self.rows]
 
+    def wait(self, step: Step, prepared: Any) -> Any:
+        """Waits for what others have to do before `begin`: servers, and other stages that use a table.
+
+        Takes what `prepare` gave, and gives it to `begin`, with the rows that servers sent. Only for telling waiting
+        from work: `begin` waits itself for what was not waited for.
+        """
+        return [
+            rows.wait(step.number, step.whole, own) if _waits(rows) else own
+            for rows, own in zip(self.rows, prepared, strict=True)
+        ]
+
     def begin(self, step: Step, prepared: Any) -> None:
         """Starts a step with what `prepare` gave for its batch: gets the rows."""
         for rows, own in zip(self.rows, prepared, strict=True):
@@ -195,7 +211,7 @@ class Stage:
             flight.incoming[name], values[name] = _received(value, self.spec.device)
 
         def written(layer: SparseEmbedding) -> Any:
-            return self._rows_of[layer.name].part(step.number, layer, start, stop)
+            return self._rows_of[layer.name].part(step.number, layer, start, stop, self.spec.device)
 
         self.compute(values, written)
         if self._on_score is not None:
@@ -244,7 +260,7 @@ class Stage:
     def _backward(self, step: Step, flight: _Flight, grads: Tensors) -> Tensors:
         roots, roots_grads = [], []
         for name, value in flight.outgoing.items():
-            grad = _arrived(grads[name])
+            grad = arrived(grads[name])
             if isinstance(value, Lookup):
                 rows = self._rows_of[self._writer_of[name]]
                 assert isinstance(rows, DistinctRows)
@@ -288,13 +304,27 @@ class Stage:
             rows.set_lr(factor)
 
     def load_optimizer(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes up the optimizer's state from a checkpoint, by parameter name; what it lacks starts anew."""
+        """Takes up the optimizer's state from a checkpoint, by parameter name; what it lacks starts anew.
+
+        Raises:
+            InvalidInput: if it is of another kind of optimizer.
+        """
         if self.optimizer is None:
             return
         held = self.optimizer.state_dict()
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         order = [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
-        held["state"] = {number: states[name] for number, name in enumerate(order) if name in states}
+        for number, name in enumerate(order):
+            if name not in states:
+                continue
+            state = dict(states[name])
+            kind, own = state.pop(KIND, None), type(self.optimizer).__name__
+            if kind not in (None, own):  # older checkpoints do not say
+                raise InvalidInput(
+                    f"the checkpoint has the state of {kind}, which {own} cannot take up; resume with {kind}, or train "
+                    "anew from its weights at another checkpoint path"
+                )
+            held["state"][number] = state
         self.optimizer.load_state_dict(held)
 
     def flush(self) -> None:
@@ -323,6 +353,11 @@ class Stage:
         return torch.autocast(self.spec.device.type, dtype=self._precision)
 
 
+def _waits(rows: Rows) -> TypeGuard[HostRows | DistinctRows]:
+    """Whether others have to do something before a pull."""
+    return isinstance(rows, HostRows | DistinctRows) and rows.waits
+
+
 def _writable(value: Any) -> Any:
     """The tensor, or a copy of a leaf (or of a view of one), which must not be written to: for layers in place."""
     if not isinstance(value, Tensor) or not value.requires_grad:
@@ -342,24 +377,6 @@ def _received(value: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     return moved, moved
 
 
-def _arrived(grad: Any) -> Tensor | None:
-    """A gradient from another stage, waited for if it is still on its way from a GPU."""
-    return grad.wait() if isinstance(grad, OnItsWay) else grad
-
-
-@dataclass(frozen=True, slots=True)
-class OnItsWay:
-    """A tensor in pinned memory that a GPU is still writing."""
-
-    tensor: Tensor
-    event: Any
-
-    def wait(self) -> Tensor:
-        """The tensor, when it is written."""
-        self.event.synchronize()
-        return self.tensor
-
-
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Bags):
         return value
@@ -367,10 +384,11 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def named_states(stages: Iterable[Stage]) -> dict[str, dict[str, Any]]:
-    """The optimizers' state by parameter name, so that another plan can take it up."""
+    """The optimizers' state by parameter name, and of which kind it is, so that another plan can take it up."""
     states: dict[str, dict[str, Any]] = {}
     for stage in stages:
         if stage.optimizer is not None:
             names = {id(parameter): name for name, parameter in stage.parameters.items()}
-            states |= {names[id(parameter)]: dict(state) for parameter, state in stage.optimizer.state.items()}
+            kind = {KIND: type(stage.optimizer).__name__}
+            states |= {names[id(parameter)]: {**state, **kind} for parameter, state in stage.optimizer.state.items()}
     return states

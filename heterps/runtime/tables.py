@@ -16,11 +16,13 @@ from heterps.ps import Client
 from heterps.store import SparseTable, Table
 
 
-def bind_tables(chain: Chain, *, client: Client | None = None, seed: int = 0, threads: int = 1) -> dict[str, Table]:
+def bind_tables(
+    chain: Chain, *, client: Client | None = None, seed: int = 0, threads: int = 1, fill: bool = True
+) -> dict[str, Table]:
     """Gives every embedding layer its table: the one it has, or a new one here or on the client's servers.
 
     Layers that name the same table share it, and must agree on its options. A table without a `seed` of its own gets
-    the run's.
+    the run's. New ones get the rows that layers bring, unless others `fill` them.
     """
     options: dict[str, dict[str, Any]] = {}
     for layer in chain.embeddings:
@@ -31,7 +33,7 @@ def bind_tables(chain: Chain, *, client: Client | None = None, seed: int = 0, th
         layers = [layer for layer in chain.embeddings if layer.table_name == name]
         bound = next((layer.table for layer in layers if layer.table is not None), None)
         table: Any = bound if bound is not None else _make(name, {"seed": seed, **table_options}, client, threads)
-        if bound is None:
+        if bound is None and fill:
             for layer in layers:
                 _fill(table, layer)
         table.set_lr(table.config.optimizer.lr)  # the schedule of an earlier run may have left another
@@ -45,15 +47,11 @@ def _make(name: str, options: dict[str, Any], client: Client | None, threads: in
     return local if client is None else client.table(local.config)
 
 
-def _fill(table: Any, layer: SparseEmbedding) -> None:
+def _fill(table: Table, layer: SparseEmbedding) -> None:
     """Puts the rows of a converted module into a new table."""
-    rows = getattr(layer, "initial_rows", None)
-    if rows is None:
-        return
-    if not isinstance(table, SparseTable):
-        raise InvalidInput(f"embedding {layer.name!r} brings rows of its own, which a parameter server cannot take yet")
-    values = rows.detach().to("cpu", torch.float32).contiguous()
-    table.put(torch.arange(len(values)), values)
+    if layer.initial_rows is not None:
+        values = layer.initial_rows.detach().to("cpu", torch.float32).contiguous()
+        table.put(torch.arange(len(values)), values)
 
 
 class SharedPush:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,6 +65,9 @@ class Trainer:
         """Trains to the end, and says how it went."""
         settings, chain = self._settings, self._chain
         specs = place(chain, self._plan, settings.devices)
+        # Each of a stage's GPUs has micro-batches of its own.
+        settings = replace(settings, micro_batches=max(settings.micro_batches, *(len(one.devices) for one in specs)))
+        self._settings = settings
         threads = max([spec.threads for spec in specs if spec.device.type == "cpu"], default=cores())
         self._tables = bind_tables(chain, client=settings.client, seed=settings.seed, threads=threads)
         shared = shared_pushes(chain, self._tables)

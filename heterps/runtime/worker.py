@@ -11,7 +11,8 @@ from heterps._native import Inbox
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.randomness import Around
 from heterps.runtime.schedules import Schedule
-from heterps.runtime.stage import OnItsWay, Stage, Step, Tensors
+from heterps.runtime.stage import Stage, Step, Tensors
+from heterps.runtime.transit import OnItsWay
 from heterps.telemetry import Recorder
 
 
@@ -158,6 +159,8 @@ class Worker:
         incoming = self._arrived.pop(self._next, {})
         if micro_batch == 0:
             prepared = fed.prepared if self.stage.only_starts else fed.prepared.result()
+            if self.stage.waits:
+                prepared = self.stage.wait(step, prepared)  # not within the span: others work then
         with self._span("forward", number, micro_batch):
             if micro_batch == 0:
                 if self.stage.applies_at_once:
@@ -195,9 +198,9 @@ class Worker:
 
     def _apply(self, step: Step) -> None:
         scale = self._pipeline.reduce(step.number, self.stage)
+        if not self.stage.applies_at_once:
+            self._set_lr(step.number)  # not within the span either: servers may have to answer
         with self._span("update", step.number, None):
-            if not self.stage.applies_at_once:
-                self._set_lr(step.number)
             loss = self.stage.apply(step, scale=scale)
         self._gone_back = step.number + 1
         self._applying.append((step, loss))

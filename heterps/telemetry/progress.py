@@ -31,7 +31,8 @@ class Progress:
     Args:
         total: steps in all; None if that is not known.
         stages: what to call stages, by number, such as `{0: "cpu × 2"}`; their numbers by default.
-        samples: seen before, when a run is resumed: they do not count as speed.
+        samples: seen before, when a run is resumed: they do not count as speed. When a run goes back to a checkpoint,
+            speed is measured anew from there.
         quiet: show nothing.
         every_s: seconds between plain lines.
         clock: seconds, from any zero.
@@ -57,7 +58,9 @@ class Progress:
         self._loss: float | None = None
         self._auc: float | None = None
         self._busy: dict[int, float] = {}
-        self._shown: deque[tuple[float, int]] = deque([(clock(), samples)])
+        self._shown_s = clock()
+        """When the line was shown; at first, when it was made."""
+        self._seen: deque[tuple[float, int]] = deque([(self._shown_s, samples)])
         """(time, samples) at the start and whenever the line was shown, as far back as the window goes."""
         self._stale = False
         """Whether there is news that was not shown."""
@@ -73,7 +76,10 @@ class Progress:
     ) -> None:
         """Tells how far training is: steps done, samples seen in all. What is None stays as it was."""
         self._step, self._stale = step, True
-        self._samples = self._samples if samples is None else samples
+        if samples is not None:
+            if samples < self._samples:  # back to a checkpoint: what came after it is no speed any more
+                self._seen = deque([(self._clock(), samples)])
+            self._samples = samples
         self._loss = self._loss if loss is None else loss
         self._auc = self._auc if auc is None else auc
         self._busy = self._busy if busy is None else dict(busy)
@@ -82,7 +88,7 @@ class Progress:
 
     def due(self) -> bool:
         """Whether the next update is shown; only then is it worth computing what it shows (AUC, busy shares)."""
-        return not self._quiet and self._clock() - self._shown[-1][0] >= self._every_s
+        return not self._quiet and self._clock() - self._shown_s >= self._every_s
 
     def close(self) -> None:
         """Shows the last state, and leaves the line."""
@@ -109,10 +115,10 @@ class Progress:
 
     def _show(self) -> None:
         now = self._clock()
-        while len(self._shown) > 1 and self._shown[1][0] <= now - _WINDOW_S:
-            self._shown.popleft()
-        self._shown.append((now, self._samples))
-        self._stale = False
+        while len(self._seen) > 1 and self._seen[1][0] <= now - _WINDOW_S:
+            self._seen.popleft()
+        self._seen.append((now, self._samples))
+        self._shown_s, self._stale = now, False
         if not self._console.is_terminal:
             self._console.print(self._line(), highlight=False, markup=False, soft_wrap=True)
             return
@@ -126,7 +132,7 @@ class Progress:
 
     def _line(self) -> str:
         parts = [f"step {self._step:,}" + (f"/{self._total:,}" if self._total else "")]
-        (first_t, first), (last_t, last) = self._shown[0], self._shown[-1]
+        (first_t, first), (last_t, last) = self._seen[0], self._seen[-1]
         if last_t > first_t:
             parts.append(f"{(last - first) / (last_t - first_t):,.0f} samples/s")
         if self._loss is not None:

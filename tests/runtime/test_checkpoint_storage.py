@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from heterps.errors import InvalidInput
 from heterps.runtime import Checkpoints
 from heterps.runtime.checkpoint import CheckpointFailed, State, Store
 from heterps.runtime.restore import newest_checkpoint, restore
-from heterps.storage import StorageFailed, Url, place
+from heterps.storage import StorageFailed, Url, place, to_write
 from heterps.store import SparseTable
 from tests import bucket
 from tests.runtime.chains import small
@@ -317,3 +319,36 @@ def test_wrong_urls_are_explained(url: str, message: str):
             pytest.skip("paramiko is here")
     with pytest.raises(InvalidInput, match=message):
         Store(Checkpoints(path=url))
+
+
+def killed_halfway(url: str, here: str) -> None:
+    tempfile.tempdir = here
+    with to_write(place(url)) as file:
+        file.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_killed_processes_leave_here_is_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Copies of tables for an upload may be large; those of living processes stay, and so does what is not ours."""
+    here, url = tmp_path / "here", bucket.url(tmp_path / "there")
+    others = [here / "heterps-mine" / "file", tmp_path / "elsewhere" / "file"]
+    for file in others:
+        file.parent.mkdir(parents=True)
+        file.write_text("")
+    (here / "heterps-copy-linked").symlink_to(tmp_path / "elsewhere")
+    (here / "heterps-copy-new").mkdir()
+    kept = {path.name for path in here.iterdir()}
+    process = processes.Process(target=killed_halfway, args=(f"{url}/a", str(here)))
+    process.start()
+    assert ended(process) == -signal.SIGKILL
+    (left,) = (path for path in here.iterdir() if path.name not in kept)
+    assert (left / "a").read_text() == "half"
+    monkeypatch.setattr(tempfile, "tempdir", str(here))
+    with to_write(place(f"{url}/b")) as alive:
+        assert not left.exists()
+        alive.write_text("b")
+        place(f"{url}/c").write_text("c")
+        assert alive.read_text() == "b"
+    assert {path.name for path in here.iterdir()} == kept
+    assert all(file.exists() for file in others)
+    assert files(tmp_path / "there") == ["b", "c"]

@@ -112,6 +112,14 @@ def test_layers_that_share_a_weight(where: Where):
     assert_same_bits(chain, unbroken)
 
 
+def test_another_dense_optimizer_is_refused(where: Where):
+    """It could not use what is there: one with momentum would start without."""
+    run(where.given, 4, optimizer="adam")
+    with pytest.raises(InvalidInput, match="has the state of Adam, which Adagrad cannot take up; resume with Adam"):
+        run(where.given, 8, optimizer="adagrad")
+    run(where.given, 8, optimizer="adam")
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "adagrad", "sgd", "rmsprop"])
 def test_state_of_dense_optimizers(optimizer: str, where: Where):
     unbroken, _ = run(None, 24, optimizer=optimizer, clip_norm=0.5)
@@ -265,6 +273,26 @@ def test_a_missing_or_wrong_latest_is_made_up_for(latest: str | None, where: Whe
     chain, after = run(where.given, 24)
     assert len(after.losses) == 14
     assert_same_bits(chain, unbroken)
+
+
+def test_a_latest_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path):
+    run(tmp_path, 4)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(CheckpointFailed, match="latest cannot be read: Is a directory"):
+        run(tmp_path, 8)
+
+
+def test_old_ones_that_cannot_be_removed_are_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The new one is there all the same."""
+
+    def discard(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Store, "_discard", discard)
+    with pytest.raises(CheckpointFailed, match="step-000000008 is saved; older ones cannot be removed: Read-only"):
+        run(tmp_path, 24, delta=False, keep=1)
+    assert (tmp_path / "latest").read_text() == "step-000000008"
 
 
 def test_a_checkpoint_that_latest_does_not_name_yet(where: Where):

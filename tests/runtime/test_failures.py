@@ -346,7 +346,7 @@ def test_a_device_nobody_knows():
     for device in ("tpu", "meta"):
         error = outcome(lambda: train(small(), BATCHES, make_plan(5), devices={"alpha": device}))  # noqa: B023
         assert isinstance(error, InvalidInput)
-        assert f"cpu, cuda or cuda:N, not '{device}'" in str(error)
+        assert f"cpu, cuda, cuda:N, or several as cuda:0+cuda:1, not '{device}'" in str(error)
 
 
 # Parameter servers.

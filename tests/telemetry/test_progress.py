@@ -86,6 +86,25 @@ def test_speed_is_that_of_the_last_seconds_and_of_this_run():
     assert speeds[-5:] == [300] * 5
 
 
+def test_speed_is_measured_anew_after_samples_go_back():
+    """To a checkpoint: what came after it is no speed, and a rate is never below zero."""
+    clock, screen = Clock(), Screen(terminal=False)
+    progress = Progress(every_s=10, clock=clock, console=screen.console)
+    for step, samples in ((10, 1_000), (7, 700), (12, 1_200)):
+        clock.now += 10.0
+        progress.update(step=step, samples=samples)
+    assert screen.lines() == ["step 10 · 100 samples/s", "step 7", "step 12 · 50 samples/s"]
+
+
+def test_speed_is_measured_anew_if_they_went_back_between_two_lines():
+    clock, screen = Clock(), Screen(terminal=False)
+    progress = Progress(every_s=10, clock=clock, console=screen.console)
+    for seconds, step, samples in ((10.0, 10, 1_000), (5.0, 0, 0), (5.0, 11, 1_100)):
+        clock.now += seconds
+        progress.update(step=step, samples=samples)
+    assert screen.lines() == ["step 10 · 100 samples/s", "step 11 · 220 samples/s"]
+
+
 def test_a_terminal_is_drawn_at_most_five_times_a_second():
     clock, screen = Clock(), Screen(terminal=True)
     with Progress(500, clock=clock, console=screen.console) as progress:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heterps.runtime.device.staging import Shuttle
 from heterps.runtime.rows import Lookup
-from heterps.runtime.stage import OnItsWay
+from heterps.runtime.transit import OnItsWay
 
 
 class Arrival:

@@ -24,7 +24,7 @@ from heterps.runtime.device import calls
 from heterps.runtime.device.adam import FastAdam
 from heterps.runtime.device.arrivals import Arrival
 from heterps.runtime.device.products import exact_products
-from heterps.runtime.device.rows import DeviceRows
+from heterps.runtime.device.rows import DeviceRows, ids_of
 from heterps.runtime.device.staging import Buffer, Field, Staging
 from heterps.runtime.device.streams import streams_of
 from heterps.runtime.device.table import Call, KernelTable
@@ -116,7 +116,7 @@ class GraphStage(Stage):
         for name in self._tensors:
             _copy(batch[name], buffer.fields[name])
         for number, rows in enumerate(self._device_rows):
-            _flatten(rows.ids(batch), out=buffer.fields[f"{number}:ids"])
+            _flatten(ids_of(rows.layers, batch), out=buffer.fields[f"{number}:ids"])
         self._staging.send(buffer)
         return buffer
 
@@ -132,7 +132,7 @@ class GraphStage(Stage):
                 return
             fields[name] = Field(value.dtype, tuple(value.shape))
         for number, rows in enumerate(self._device_rows):
-            ids = rows.ids(batch)
+            ids = ids_of(rows.layers, batch)
             if any(isinstance(value, Bags) for value in ids):
                 return
             shapes = [value.shape for value in ids if isinstance(value, Tensor)]

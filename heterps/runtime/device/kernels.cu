@@ -156,14 +156,16 @@ extern "C" __global__ void scatter(const float* grads, const int* number, int co
 #define WIDTH (DIM / LANES)
 
 // The sum over the threads of a row.
-__device__ float total(float x) {
+template <typename Number>
+__device__ Number total(Number x) {
   for (int step = LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, step);
   return x;
 }
 
-__device__ float squares(const float* g) {
-  float sum = 0;
-  for (int k = 0; k < WIDTH; ++k) sum += g[k] * g[k];
+template <typename Number>
+__device__ Number squares(const float* g) {
+  Number sum = 0;
+  for (int k = 0; k < WIDTH; ++k) sum += (Number)g[k] * g[k];
   return total(sum);
 }
 
@@ -186,16 +188,16 @@ extern "C" __global__ void update(const int* slots, const int* tally, const floa
   for (int k = 0; k < WIDTH; ++k) g[k] = fminf(fmaxf(g[k], -CLIP_VALUE), CLIP_VALUE);
 #endif
 #ifdef CLIP_NORM
-  const float norm = sqrtf(squares(g));
+  const double norm = sqrt(squares<double>(g));   // the squares of a large float are no float
   if (norm > CLIP_NORM) {
-    for (int k = 0; k < WIDTH; ++k) g[k] *= CLIP_NORM / norm;
+    for (int k = 0; k < WIDTH; ++k) g[k] = (float)(g[k] * (CLIP_NORM / norm));
   }
 #endif
 #ifdef DECAY
   for (int k = 0; k < WIDTH; ++k) g[k] += DECAY * w[k];
 #endif
 #if RULE == ROWWISE_ADAGRAD
-  const float sum = state[slot] + squares(g) / DIM;
+  const float sum = state[slot] + squares<float>(g) / DIM;
   const float step = lr / (sqrtf(sum) + EPS);
   for (int k = 0; k < WIDTH; ++k) w[k] -= step * g[k];
 #elif RULE == ADAM

@@ -52,6 +52,7 @@ def _conditioned(rule: Optimizer, rows: Tensor, grads: Tensor) -> Tensor:
     if math.isfinite(rule.clip_value):
         grads = grads.clamp(-rule.clip_value, rule.clip_value)
     if math.isfinite(rule.clip_norm):
-        norm = grads.square().sum(dim=1, keepdim=True).sqrt()
-        grads = grads * torch.where(norm > rule.clip_norm, rule.clip_norm / norm, torch.ones_like(norm))
+        norm = grads.double().square().sum(dim=1, keepdim=True).sqrt()  # the squares of a large float are no float
+        scaled = (grads * (rule.clip_norm / norm)).to(grads.dtype)
+        grads = torch.where(norm > rule.clip_norm, scaled, grads)
     return grads + rule.weight_decay * rows if rule.weight_decay > 0 else grads

@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from heterps import _native
+from heterps.ps.shards import shard_of
 from heterps.runtime.device.kernels import Kernels
 from heterps.runtime.device.rules import update
 from heterps.store import SparseTable
 
+Share = tuple[int, int]
+"""Which of how many."""
+WHOLE: Share = (0, 1)
 FIRST_ROWS = 1 << 16
 """Room for so many rows at first."""
 GROWTH = 1.5
@@ -37,7 +41,8 @@ FULLEST = 0.7
 class DeviceTable:
     """Rows and state on a device, by tensor operations; ids are looked up on the host."""
 
-    def __init__(self, home: SparseTable, device: torch.device) -> None:
+    def __init__(self, home: SparseTable, device: torch.device, *, share: Share = WHOLE) -> None:
+        """Makes a place for a table's rows; of a `share` = (n, of), for those of the ids that fall to n."""
         self.home = home
         self.device = device
         self.generation = 0
@@ -131,11 +136,12 @@ class Call:
 class KernelTable(DeviceTable):
     """Rows, state and index on a GPU. `gather`, `add` and `apply` can be recorded in a graph."""
 
-    def __init__(self, home: SparseTable, device: torch.device) -> None:
+    def __init__(self, home: SparseTable, device: torch.device, *, share: Share = WHOLE) -> None:
+        """See `DeviceTable`; brings all rows that there are."""
         with torch.cuda.device(device):
-            self._make(home, device)
+            self._make(home, device, share)
 
-    def _make(self, home: SparseTable, device: torch.device) -> None:
+    def _make(self, home: SparseTable, device: torch.device, share: Share) -> None:
         config = home.config
         self._run = Kernels(config, _native.init_key(config.seed % 2**64, config.name))
         self._tally = torch.tensor([0, 0, 1], dtype=torch.int32, device=device)
@@ -144,8 +150,10 @@ class KernelTable(DeviceTable):
         self._since = 0  # and ids that came since, each of which may be new
         self._offered = 0
         DeviceTable.__init__(self, home, device)
+        number, of = share
         for ids, weights, state in home.scan():
-            self._insert(ids, weights, state)
+            own = slice(None) if of == 1 else shard_of(ids, of) == number
+            self._insert(ids[own], weights[own], state[own])
 
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 from heterps.models.layer import SparseEmbedding
 from heterps.runtime import Checkpoints, evaluate, train
 from heterps.runtime.device import table as device_table
-from heterps.runtime.device.table import DeviceTable
+from heterps.runtime.device.table import DeviceTable, KernelTable
 from heterps.runtime.rows import DistinctRows
 from heterps.runtime.tables import SharedPush
 from heterps.store import Optimizer, SparseTable
@@ -25,6 +25,7 @@ from tests.runtime.test_layers import CASES
 
 BATCHES = random_batches(8)
 CPU = torch.device("cpu")
+DEVICES = [CPU, *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
 RULES: list[dict[str, Any]] = [
     {"name": "sgd"}, {"name": "momentum", "momentum": 0.8}, {"name": "adagrad", "initial_accumulator": 0.1},
     {"name": "rowwise-adagrad"}, {"name": "adam", "beta1": 0.8}, {"name": "ftrl", "l1": 0.01, "l2": 0.1, "beta": 1.0},
@@ -63,7 +64,7 @@ def test_rows_pulled_ahead_wait_for_the_updates_they_must_see():
 
     def begin(step: int, prepared: Any) -> Tensor:
         rows.pull(step, batch, prepared)
-        found = rows.part(step, layer, 0, 2)
+        found = rows.part(step, layer, 0, 2, CPU)
         return found.rows[found.number].reshape(found.shape)
 
     def end(step: int) -> None:
@@ -122,27 +123,59 @@ def test_tables_go_on_from_run_to_run(way: str):
     plain(small, BATCHES, ids=IDS, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)).assert_same(chain, losses)
 
 
+def kind_of_table(device: torch.device) -> type[DeviceTable]:
+    return DeviceTable if device == CPU else KernelTable
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("dim", [6, 8])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
 @pytest.mark.parametrize("conditions", CONDITIONS, ids=str)
-def test_rules_are_the_native_ones(rule: dict[str, Any], conditions: dict[str, float]):
+def test_rules_are_the_native_ones(rule: dict[str, Any], conditions: dict[str, float], dim: int, device: torch.device):
     """Many pushes with duplicates, to both tables; then rows and state are the same."""
     generator = torch.Generator().manual_seed(0)
     optimizer = Optimizer(lr=0.1, **rule, **conditions)
-    native, home = (SparseTable(dim=6, optimizer=optimizer, init_scale=0.5) for _ in range(2))
-    table = DeviceTable(home, CPU)
+    native, home = (SparseTable(dim=dim, optimizer=optimizer, init_scale=0.5) for _ in range(2))
+    table = kind_of_table(device)(home, device)
     for step in range(30):
         ids = torch.randint(-100, 100, (50,), generator=generator)
-        grads = torch.randn(50, 6, generator=generator)
+        grads = torch.randn(50, dim, generator=generator)
         if step == 15:
             native.set_lr(0.05), table.set_lr(0.05)
         native.push(ids, grads)
-        slots, number = table.lookup(table.prepare(ids))
-        table.update(slots, torch.zeros(len(slots), 6).index_add(0, number.long(), grads))
+        push(table, ids, grads)
         if step % 10 == 9:
             table.flush()
     ids = torch.arange(-100, 100)
     for ours, theirs in zip(home.peek(ids), native.peek(ids), strict=True):
         torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), rtol=1e-4, atol=1e-5)
+
+
+def push(table: DeviceTable, ids: Tensor, grads: Tensor) -> None:
+    """As a stage does it; a kernel's table sums by itself, as in a graph."""
+    if isinstance(table, KernelTable):
+        table.make_room(len(ids))
+        call = table.call(len(ids))
+        table.gather(ids.to(table.device), call)
+        table.add(call, grads.to(table.device), 0, len(ids))
+        table.apply(call)
+        return
+    slots, number = table.lookup(table.prepare(ids))
+    table.update(slots, torch.zeros(len(slots), grads.shape[1]).index_add(0, number.long(), grads))
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e19, 1e25, 3e38])
+def test_gradients_of_any_size_are_clipped(size: float, device: torch.device):
+    """Also those whose squares no float holds."""
+    optimizer = Optimizer(name="sgd", lr=1.0, clip_norm=0.5)
+    native, home = (SparseTable(dim=8, optimizer=optimizer, init_scale=0.0) for _ in range(2))
+    table, ids = kind_of_table(device)(home, device), torch.arange(3)
+    grads = torch.tensor([1.0, -0.5, 0.25]).reshape(3, 1) * size * torch.linspace(-1, 1, 8)
+    push(table, ids, grads)
+    native.push(ids, grads)
+    table.flush()
+    torch.testing.assert_close(home.pull(ids), native.pull(ids), rtol=1e-5, atol=0.0)
 
 
 def test_a_device_table_grows(monkeypatch: pytest.MonkeyPatch):
