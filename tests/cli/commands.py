@@ -24,7 +24,7 @@ def heterps(
     seconds; each command is tried so once at least. `imports`: modules that another one imports first."""
     if fresh:
         return subprocess.run(
-            command(*args), capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=environment()
+            command(*args), capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=environment()
         )
     with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
         order = {

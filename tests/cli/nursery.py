@@ -14,7 +14,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-LIMIT_S = 120
+LIMIT_S = 300
 NEEDED = (
     "torch._dynamo", "optuna", "matplotlib.pyplot", "pyarrow.parquet", "tensorboard.summary.writer.event_file_writer",
     "heterps.api", "heterps.cli.main", "heterps.cli.summary", "heterps.profile", "heterps.report", "heterps.runtime",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -324,16 +325,26 @@ def test_a_cluster_may_offer_fewer_or_more_types_than_were_profiled(files: tuple
     assert "h200" in done.stderr
 
 
+def processor_s(work: Callable[[], object]) -> float:
+    """Seconds of processors that the processes take which `work` starts and waits for."""
+    before = os.times()
+    work()
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
-    began = time.perf_counter()
     done = heterps("--help", fresh=True)
-    seconds = time.perf_counter() - began
     assert done.returncode == 0
     assert "compare" in done.stdout
     heavy = ("torch", "optuna", "numpy", "pydantic", "matplotlib")
     code = f"import sys, heterps.cli.main; print([m for m in {heavy} if m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"
-    bare = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import typer.main"], check=True)
-    assert seconds < 5 * (time.perf_counter() - bare)
+    bare = [sys.executable, "-c", "import typer.main"]
+    # Work, not time, and the least of some runs: what else the machine does makes both longer.
+    ours, least = (
+        min(processor_s(work) for _ in range(2))
+        for work in (lambda: heterps("--help", fresh=True), lambda: subprocess.run(bare, check=True))
+    )
+    assert ours < 5 * least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -18,14 +19,11 @@ from heterps.cli.main import app
 from heterps.runtime import Checkpoints, Result, Settings
 from heterps.runtime.cluster import registry
 from heterps.runtime.cluster.engine import train_on_ray
-from heterps.runtime.cluster.policy import Limits
 from heterps.telemetry import JsonLines, Recorder, read_jsonl
 from tests.cluster.counting import Gate, factory, model
-from tests.cluster.jobs import PATIENCE_S, wait_for
+from tests.cluster.jobs import PATIENCE_S, PATIENT, of_cluster, wait_for
 from tests.runtime.plain import sgd
 from tests.runtime.plans import make_plan
-
-LIMITS = Limits(tries=5, frozen_s=20.0, pause_s=0.1)
 
 
 def command(*args: str) -> str:
@@ -46,7 +44,7 @@ class Background:
         Gate.open(self.gate, open_to)
         self.found: Result | BaseException | None = None
         self.said = ""
-        chain, limits = model(), options.pop("limits", LIMITS)
+        chain, limits = model(), options.pop("limits", PATIENT)
         recorder = Recorder([JsonLines(self.telemetry)])
         settings = Settings(
             steps=steps, micro_batches=2, optimizer=sgd, recorder=recorder, log_every=5,
@@ -93,27 +91,58 @@ def status(name: str) -> dict[str, Any]:
     return (registry.ask(actor, "status") if actor is not None else None) or {}
 
 
+def told(name: str) -> dict[str, Any]:
+    """The status of a job, whose coordinator may be too busy for an answer, or another one, for a while."""
+    found: dict[str, Any] = {}
+
+    def asked() -> bool:
+        found.update(status(name))
+        return bool(found)
+
+    assert wait_for(asked), f"{name} does not answer"
+    return found
+
+
+def nothing_runs() -> bool:
+    """Whether no job is there; Ray takes a moment to end one."""
+    return wait_for(lambda: not registry.jobs())
+
+
+def the_coordinator() -> int:
+    """The process of the one job that is there; that of an earlier one may take a moment to end."""
+    found: list[int] = []
+
+    def alone() -> bool:
+        found[:] = of_cluster(os.getpid(), "ray::CoordinatorActor")
+        return len(found) == 1
+
+    assert wait_for(alone), found
+    return found[0]
+
+
 def at_checkpoint(name: str, step: int) -> Callable[[], bool]:
     return lambda: ((status(name).get("checkpoint") or {}).get("step") or 0) >= step
 
 
 DRIVER = """
 import sys
+from dataclasses import replace
 from functools import partial
 from heterps.runtime import Checkpoints, Settings
 from heterps.runtime.cluster.engine import train_on_ray
-from heterps.runtime.cluster.policy import Limits
 from tests.cluster.counting import factory, model
+from tests.cluster.jobs import PATIENT
 from tests.runtime.plain import sgd
 from tests.runtime.plans import make_plan
-address, path, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+address, path, steps, frozen_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 chain = model()
 train_on_ray(
     chain, partial(factory, path + "/gate", steps), make_plan(chain, (2,)),
     Settings(
         steps=steps, micro_batches=2, optimizer=sgd, checkpoints=Checkpoints(path=path + "/checkpoints", every_steps=5)
     ),
-    address=address, name="orphan", shards=1, bring_back=False, limits=Limits(frozen_s=6.0),
+    address=address, name="orphan", shards=1, bring_back=False,
+    limits=replace(PATIENT, frozen_s=frozen_s, tries=10),
 )
 """
 
@@ -129,11 +158,11 @@ def stopped_if_it_fails(name: str) -> Iterator[None]:
         raise
 
 
-def orphan(path: Path, *, open_to: int, steps: int = 40) -> None:
+def orphan(path: Path, *, open_to: int, steps: int = 40, frozen_s: float = PATIENT.frozen_s) -> None:
     """Starts the job `orphan`, whose driver is killed when it has done `open_to` steps."""
     Gate.open(path / "gate", open_to)
     address = ray.get_runtime_context().gcs_address
-    command_line = [sys.executable, "-c", DRIVER, address, str(path), str(steps)]
+    command_line = [sys.executable, "-c", DRIVER, address, str(path), str(steps), str(frozen_s)]
     driver = subprocess.Popen(command_line, cwd=Path(__file__).parents[2])
     try:
         assert wait_for(at_checkpoint("orphan", open_to))

@@ -17,6 +17,7 @@ from heterps.runtime.cluster.replica import Replica
 from heterps.runtime.cluster.work import Progress, Work, for_processes
 from heterps.runtime.settings import Settings
 from heterps.runtime.tables import bind_tables
+from tests.cluster.jobs import PATIENCE_S
 
 HOST = "127.0.0.1"
 
@@ -36,7 +37,7 @@ def run_here(
     layout = lay_out(plan, tables=len(make().embeddings), replicas=replicas, shards=shards)
     given = for_processes(Settings(steps=steps, **settings), micro_batches=micro_batches)
     work = Work(factory=lambda: (make(), data), settings=given, layout=layout, narrow=narrow, share=share, sums=sums,
-                timeout_s=30.0)  # fmt: skip
+                timeout_s=2 * PATIENCE_S)  # fmt: skip
     seats = layout.seats()
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(f"tcp://{HOST}:*", keys).start()) for _ in range(layout.shards)]

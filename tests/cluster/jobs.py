@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from heterps.models import Batch
+from heterps.runtime.cluster.policy import Limits
 from tests.runtime import reference
 
 Fault = tuple[str, int]
@@ -124,6 +125,9 @@ def parent(pid: int) -> int:
 
 PATIENCE_S = 150.0
 """What no healthy run needs for anything, however busy the machine: processes have taken half a minute to start."""
+
+PATIENT = Limits(tries=5, frozen_s=60.0, boot_s=PATIENCE_S, start_s=PATIENCE_S, pause_s=0.1)
+"""A machine that stalls for a while freezes nobody: for runs that shall need no restart but those that a test wants."""
 
 
 def wait_for(condition: Callable[[], bool], *, seconds: float = PATIENCE_S) -> bool:

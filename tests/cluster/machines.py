@@ -10,23 +10,48 @@ import sys
 import tempfile
 import uuid
 from abc import ABC, abstractmethod
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.jobs import parent, processes, title_of, wait_for
+from tests.cluster.jobs import PATIENCE_S, parent, processes, title_of, wait_for
 
 NOTICES = {
     "RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000", "RAY_health_check_failure_threshold": "3",
 }  # fmt: skip
 """Ray's head finds a lost machine dead within about ten seconds rather than a minute."""
+ONLY_DEATHS = NOTICES | {"RAY_health_check_timeout_ms": "15000"}
+"""As soon if its processes are dead, which the system tells. Where no network is cut, others are but slow."""
 CORES = 3
 """Nominal cores of each machine: two of three hold a run of five processes, and of four, so none holds all of it."""
 
-TRIES = 3
-"""Several `ray start` at once on one disk may trip over each other."""
+TRIES = 5
+"""Of `ray start`, which gives up itself after half a minute."""
+
+
+def make_cluster(**head: Any) -> Any:
+    """Ray nodes in processes of this machine, which may take long to start: its head alone, to begin with."""
+    from ray.cluster_utils import Cluster
+
+    class Patient(Cluster):  # type: ignore[misc]
+        def _wait_for_node(self, node: Any, timeout: float = PATIENCE_S) -> None:
+            super()._wait_for_node(node, timeout)
+
+    with _environment({"RAY_gcs_server_port_wait_time_s": f"{PATIENCE_S:.0f}"}):
+        return Patient(initialize_head=True, head_node_args={"include_dashboard": False, **head})
+
+
+@contextmanager
+def _environment(more: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in more}
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 class Machines(ABC):
@@ -37,8 +62,8 @@ class Machines(ABC):
     prefix: tuple[str, ...] = ()
     """Of commands that run beside the head."""
 
-    def __init__(self) -> None:
-        self.environment = {**os.environ, **NOTICES}
+    def __init__(self, notices: Mapping[str, str]) -> None:
+        self.environment = {**os.environ, **notices}
 
     @abstractmethod
     def pids(self, name: str) -> list[int]:
@@ -74,18 +99,9 @@ class Nodes(Machines):
     """Ray nodes on this machine, by ray.cluster_utils."""
 
     def __init__(self, count: int = 3) -> None:
-        super().__init__()
-        from ray.cluster_utils import Cluster
-
-        before = {name: os.environ.get(name) for name in NOTICES}
-        os.environ.update(NOTICES)
-        try:
-            self._cluster: Any = Cluster(
-                initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
-            )
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        super().__init__(ONLY_DEATHS)
+        with _environment(ONLY_DEATHS):
+            self._cluster = make_cluster(num_cpus=0)
         self.address = self._cluster.address
         self._nodes = {"head": self._cluster.head_node}
         self.names = [f"node{number}" for number in range(count)]
@@ -120,7 +136,7 @@ class Hosts(Machines):
     """Hosts in network namespaces, joined by a bridge. `cut` pulls the cable of one, `mend` puts it back."""
 
     def __init__(self, count: int = 3) -> None:
-        super().__init__()
+        super().__init__(NOTICES)
         self._id = uuid.uuid4().hex[:5]
         self._temporary = tempfile.mkdtemp(prefix="hps")  # short: paths of sockets have a limit
         self.names = [f"host{number}" for number in range(count)]
@@ -136,8 +152,8 @@ class Hosts(Machines):
                 self._plug(name)
             self.prefix = ("ip", "netns", "exec", self._space("head"))
             self.start("head")
-            with ThreadPoolExecutor(count) as pool:
-                list(pool.map(self.start, self.names))
+            for name in self.names:  # not at once: they would trip over each other, and be tried again after 30 s
+                self.start(name)
         except BaseException:
             self.close()
             raise
@@ -168,7 +184,7 @@ class Hosts(Machines):
             f"--node-ip-address={self._ip(name)}", "--disable-usage-stats",
         ]  # fmt: skip
         for _ in range(TRIES):
-            found = subprocess.run(command, env=self.environment, timeout=60, capture_output=True, text=True)
+            found = subprocess.run(command, env=self.environment, timeout=PATIENCE_S, capture_output=True, text=True)
             if found.returncode == 0:
                 return
             self.kill(name)  # what it has begun
@@ -196,7 +212,7 @@ class Hosts(Machines):
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=PATIENCE_S)
 
 
 def root() -> Path:

@@ -17,10 +17,13 @@ import zmq
 
 from heterps.ps import Keys
 from heterps.ps.keys import protect
+from tests.cluster.jobs import PATIENCE_S
 
 Where = tuple[str, int]
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
 """Of ZMTP 3.0: signature and version; then come the mechanism (20 bytes), as-server, and 31 zeros."""
+WELCOME = b"\x07WELCOME"
+"""What a server says to anybody who knows its public key."""
 READY = b"\x05READY"
 """What a server says to whom it lets in; the rest of that command is encrypted."""
 
@@ -43,8 +46,7 @@ def listening(pid: int) -> list[Where]:
 
 def language(where: Where) -> str:
     """What a listening socket speaks: ours is zmtp, Ray's is http2; anything else waits for its caller to begin."""
-    with socket.create_connection(where, timeout=5) as caller:
-        caller.settimeout(2)
+    with socket.create_connection(where, timeout=PATIENCE_S) as caller:
         try:
             first = caller.recv(16)
         except TimeoutError:
@@ -93,7 +95,7 @@ def idlers(where: Where, count: int) -> Iterator[None]:
     """Callers that never say a word, and some that stop in the middle of one."""
     with contextlib.ExitStack() as stack:
         for number in range(count):
-            caller = stack.enter_context(socket.create_connection(where, timeout=10))
+            caller = stack.enter_context(socket.create_connection(where, timeout=PATIENCE_S))
             if number % 2:
                 caller.sendall(GREETING[: 1 + number % len(GREETING)])
         yield
@@ -165,10 +167,12 @@ class Tape:
         heard = b""
         with self._lock:
             kept = self.kept[:parts]
-        with contextlib.suppress(OSError), socket.create_connection(self.target, timeout=2) as caller:
+        with contextlib.suppress(OSError), socket.create_connection(self.target, timeout=PATIENCE_S) as caller:
             for from_caller, data in kept:
                 if from_caller:
                     caller.sendall(data)
+                elif WELCOME not in heard:  # as far as that it has the same answers, however long they take
+                    heard += caller.recv(len(data), socket.MSG_WAITALL)
                 else:
                     caller.settimeout(0.5)
                     with contextlib.suppress(TimeoutError):
@@ -205,7 +209,7 @@ class Tape:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-def until(condition: Callable[[], bool], *, seconds: float = 60.0, what: str = "") -> None:
+def until(condition: Callable[[], bool], *, seconds: float = PATIENCE_S, what: str = "") -> None:
     """Waits for a condition of other threads or processes."""
     end = time.monotonic() + seconds
     while not condition():

@@ -67,7 +67,7 @@ def unlucky(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
     Unlucky.proxies, Unlucky.rng = made, _ = [], random.Random(3)
 
     def hasty(addresses: Sequence[str], keys: Any, **options: Any) -> Client:
-        return Client(addresses, keys, **{**options, "timeout_s": 0.3, "retries": 100})
+        return Client(addresses, keys, **{**options, "timeout_s": 0.3, "retries": 500})
 
     monkeypatch.setattr(replica, "Client", hasty)
     monkeypatch.setattr(inprocess, "Replica", Unlucky)

@@ -17,7 +17,8 @@ from heterps.runtime.cluster.layout import lay_out
 from heterps.runtime.cluster.policy import Limits
 from heterps.runtime.cluster.work import Work
 from tests.cluster.counting import factory, model
-from tests.cluster.faults import KINDS, WITH_CUTS, survive, table
+from tests.cluster.faults import KINDS, RECOVERS_S, WITH_CUTS, survive, table
+from tests.cluster.jobs import PATIENCE_S
 from tests.cluster.machines import Hosts, Nodes, namespaces_allowed
 from tests.runtime.plans import make_plan
 
@@ -53,7 +54,7 @@ def test_an_attempt_takes_no_room_on_machines_to_avoid():
     for avoid in [(node,) for node in nodes]:
         work = Work(factory=partial(factory, None, 1), settings=Settings(steps=1), layout=layout, avoid=avoid)
         attempt = Attempt(work, number=1, job="avoids", limits=Limits())
-        group = attempt._room(layout.demands({}), 30.0, threading.Event(), lambda: None)
+        group = attempt._room(layout.demands({}), PATIENCE_S, threading.Event(), lambda: None)
         try:
             taken = set(groups.placement_group_table(group)["bundles_to_node_id"].values())
             assert taken <= set(nodes) - set(avoid)
@@ -69,7 +70,7 @@ def test_fifty_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     kinds = list((WITH_CUTS if allowed else KINDS) * 10)[:50]
     random.Random(SEED).shuffle(kinds)
     with Hosts() if allowed else Nodes() as machines:
-        faults = survive(machines, tmp_path, tuple(kinds), seed=SEED)
+        faults = survive(machines, tmp_path, tuple(kinds), seed=SEED, within_s=RECOVERS_S)
     with capsys.disabled():
         print(f"\n{table(faults)}\nevery sample once, losses, weights and rows as without faults")  # noqa: T201
     assert len(faults) == 50

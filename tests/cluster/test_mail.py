@@ -104,7 +104,7 @@ def test_messages_of_another_attempt_are_dropped(post: Open):
 def test_without_the_keys_nobody_gets_in(post: Open):
     """Keys of another job, the server's public key alone, and none at all: the last cannot even shake hands."""
     keys = Keys.generate()
-    mail = post(keys, timeout_s=10.0)
+    mail = post(keys)
     stranger = post(Keys.generate())
     stranger.connect({THERE: mail.address})
     stranger.send(THERE, Message("forward", 0, "0", {"x": torch.ones(1)}))

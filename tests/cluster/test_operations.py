@@ -29,24 +29,25 @@ from heterps.cli.main import app
 from heterps.errors import InvalidInput
 from heterps.report.data import read_run
 from heterps.runtime import Checkpoints, Settings
-from heterps.runtime.cluster import registry
 from heterps.runtime.cluster.engine import train_on_ray
 from heterps.runtime.settings import EarlyStop
 from heterps.telemetry import JsonLines, Recorder, read_jsonl
 from tests.cluster.background import (
-    LIMITS,
     at_checkpoint,
     background,
     command,
     events,
+    nothing_runs,
     orphan,
     status,
     stopped_if_it_fails,
+    the_coordinator,
+    told,
 )
 from tests.cluster.counting import Gate
 from tests.cluster.driver import Spec
 from tests.cluster.faults import assert_equal, assert_exactly_once, trained, unbroken
-from tests.cluster.jobs import PATIENCE_S, of_cluster, slow_model, wait_for
+from tests.cluster.jobs import PATIENCE_S, PATIENT, slow_model, wait_for
 from tests.runtime.plain import sgd
 from tests.runtime.plans import make_plan
 from tests.runtime.reference import STEPS, batches, build, dense_optimizer
@@ -119,7 +120,7 @@ def test_python_stops_early_as_engine_local_does(tmp_path: Path):
     assert logged[-1] == ours.samples
     for name, weight in other.state_dict().items():
         torch.testing.assert_close(chain.state_dict()[name], weight, rtol=1e-4, atol=1e-6)
-    assert registry.jobs() == {}
+    assert nothing_runs()
 
 
 @pytest.mark.parametrize(
@@ -168,13 +169,14 @@ def test_a_job_is_seen_measured_and_stopped(tmp_path: Path):
         stopping.join(PATIENCE_S)
         assert run.result().stopped == "interrupted"
     assert 10 <= run.result().steps < 40
+    assert nothing_runs()
     assert command("status").strip() == "no job runs on this cluster"
     assert "no job 'click'" in str(CliRunner().invoke(app, ["stop", "click"]).exception)
 
 
 def assert_read_only(address: str) -> None:
     """Prometheus' text is there, by GET alone."""
-    with urllib.request.urlopen(address, timeout=10) as answer:
+    with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         lines = answer.read().decode().splitlines()
     figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
@@ -188,7 +190,7 @@ def assert_read_only(address: str) -> None:
         urllib.request.Request(address.replace("/metrics", "/stop")),
     ):
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=PATIENCE_S)
         assert refused.value.code in (404, 501)
 
 
@@ -198,12 +200,12 @@ def test_a_job_outlives_its_driver_and_is_followed_again(tmp_path: Path):
 
     Weights and rows are, to the last bit, those of a run that nothing happened to.
     """
-    orphan(tmp_path, open_to=10)
+    orphan(tmp_path, open_to=10, frozen_s=6.0)
     with stopped_if_it_fails("orphan"):
         Gate.open(tmp_path / "gate", 20)
         assert wait_for(at_checkpoint("orphan", 20))
         for number, step in ((signal.SIGKILL, 25), (signal.SIGSTOP, 30)):
-            (coordinator,) = of_cluster(os.getpid(), "ray::CoordinatorActor")
+            coordinator = the_coordinator()
             os.kill(coordinator, number)
             Gate.open(tmp_path / "gate", step)
             assert wait_for(at_checkpoint("orphan", step))
@@ -211,12 +213,12 @@ def test_a_job_outlives_its_driver_and_is_followed_again(tmp_path: Path):
             os.kill(coordinator, signal.SIGKILL)
         assert wait_for(lambda: status("orphan").get("followed") is False)
         assert "the command that started it is gone" in command("status", "orphan")
-        assert status("orphan")["restarts"]["coordinator"] == 2  # a machine that stalls may look frozen, too
+        assert told("orphan")["restarts"]["coordinator"] >= 2  # a machine that stalls may look frozen, too
     with background(tmp_path, open_to=40, name="other") as run:
         result = run.result()
     assert (result.steps, len(result.losses)) == (40, 40)
-    assert [event["kind"] for event in events(run.telemetry, "restart")] == ["coordinator"]
-    assert registry.jobs() == {}
+    assert events(run.telemetry, "restart")[0]["kind"] == "coordinator"
+    assert nothing_runs()
     spec = Spec(
         address="", checkpoints=str(tmp_path / "checkpoints"), steps=40, replicas=(1, 1), shards=1, micro_batches=2
     )
@@ -227,9 +229,9 @@ def test_a_job_outlives_its_driver_and_is_followed_again(tmp_path: Path):
 
 
 def test_a_frozen_coordinator_is_replaced(tmp_path: Path):
-    with background(tmp_path, limits=replace(LIMITS, frozen_s=5.0)) as run:
+    with background(tmp_path, limits=replace(PATIENT, frozen_s=5.0, tries=10)) as run:
         assert wait_for(at_checkpoint("train", 10))
-        (coordinator,) = of_cluster(os.getpid(), "ray::CoordinatorActor")
+        coordinator = the_coordinator()
         os.kill(coordinator, signal.SIGSTOP)
         run.open(40)
         result = run.result()
@@ -240,7 +242,10 @@ def test_a_frozen_coordinator_is_replaced(tmp_path: Path):
 
 
 def test_a_straggler_is_told_and_replaced(tmp_path: Path):
-    """One of two replicas is slow, in its first process; the run goes on without it."""
+    """One of two replicas is slow, in its first process; the run goes on without it.
+
+    On a machine that does other things as well, one of those after it may seem slow later.
+    """
     chain = build("ctrdnn")
     recorder = Recorder([JsonLines(tmp_path / "telemetry.jsonl")])
     settings = Settings(
@@ -250,11 +255,10 @@ def test_a_straggler_is_told_and_replaced(tmp_path: Path):
     with recorder:
         result = train_on_ray(
             chain, partial(slow_model, "ctrdnn", str(tmp_path)), make_plan(chain, units=2), settings, replicas=2,
-            shards=1, stragglers="replace", limits=replace(LIMITS, slow_stretches=2), bring_back=False,
+            shards=1, stragglers="replace", limits=replace(PATIENT, slow_stretches=2), bring_back=False,
         )  # fmt: skip
-    (told,) = events(tmp_path / "telemetry.jsonl", "straggler")
-    assert told["times"] > 1.5
-    assert [event["kind"] for event in events(tmp_path / "telemetry.jsonl", "restart")] == ["straggler"]
+    assert events(tmp_path / "telemetry.jsonl", "straggler")[0]["times"] > 1.5
+    assert {event["kind"] for event in events(tmp_path / "telemetry.jsonl", "restart")} == {"straggler"}
     assert (result.steps, len(result.losses)) == (200, 200)
 
 
@@ -266,7 +270,7 @@ def test_run_measures_plans_and_trains_on_a_cluster(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "heterps.cli.main", "run", "job.yaml", "--engine", "ray", "--address", address,
          "--wait", "1"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "runs" / "job" / "result.json").read_text())

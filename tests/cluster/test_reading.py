@@ -30,7 +30,7 @@ from heterps.runtime.feed import Feed
 from tests.data.conftest import KINDS, TABLE, csv_text, make_known, table
 from tests.data.reference import criteo_lines
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 """For what takes moments, on a busy machine."""
 MORE = ("csv with bad rows", "parquet of large row groups")
 
@@ -208,7 +208,9 @@ def check(found: list[Read], plain: list[Read], columns: Collection[str]) -> Non
         assert all(same_value(value, other.batch[name]) for name, value in one.batch.items())
 
 
-some = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+some = settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *MORE])
@@ -344,7 +346,7 @@ def threads() -> list[threading.Thread]:
 def test_closing_early_waits_for_nobody(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("heterps.data.ahead._PATIENCE_S", PATIENCE_S)
     source, desk = Synthetic(rows=10_000), Desk()
-    before = len(threads())
+    before = threads()
     feeds = [
         Feed(source, crew=Crew(me, [source.columns] * 3, desk.post(me)), batch_size=100, epochs=None, seed=0)
         for me in range(3)
@@ -354,7 +356,7 @@ def test_closing_early_waits_for_nobody(monkeypatch: pytest.MonkeyPatch):
     for feed in feeds:
         feed.__exit__(None, None, None)
         assert feed is feeds[-1] or desk.closed
-    assert len(threads()) == before
+    assert not [thread for thread in threads() if thread not in before]
 
 
 def test_over_real_sockets(sources):

@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="engine ray needs ray: pip install heterps[ray
 
 from heterps.runtime.restore import newest_checkpoint, restore
 from tests.cluster.counting import BATCH, COUNTER, Gate, model
-from tests.cluster.jobs import wait_for
+from tests.cluster.jobs import PATIENCE_S, wait_for
 from tests.cluster.machines import Nodes, root
 from tests.runtime.plain import rows_of
 
@@ -40,7 +40,7 @@ with Recorder([JsonLines(path / "telemetry.jsonl")]) as recorder:
             checkpoints=Checkpoints(path=path / "checkpoints", every_steps=5),
         ),
         address=address, replicas=[3, 1], shards=1, elastic=True, bring_back=False,
-        limits=Limits(frozen_s=15.0),
+        limits=Limits(frozen_s=15.0, tries=10),
     )
 (path / "result.json").write_text(json.dumps(result.to_dict()))
 """
@@ -73,7 +73,7 @@ def test_an_elastic_run_shrinks_and_grows_again(tmp_path: Path):
             assert replans(tmp_path) == [["alpha × 1", "beta × 1"]]
             machines.start("node1")
             Gate.open(tmp_path / "gate", STEPS)
-            driver.wait(180)
+            driver.wait(2 * PATIENCE_S)
             assert driver.returncode == 0
         finally:
             driver.kill()

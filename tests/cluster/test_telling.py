@@ -80,8 +80,8 @@ class TestJournal:
         journal = Journal()
         threading.Timer(0.05, lambda: journal.log(1, 0.0)).start()
         began = time.monotonic()
-        assert journal.after(None, wait_s=30.0)[1] == [("log", 1, 0.0)]
-        assert time.monotonic() - began < 20
+        assert journal.after(None, wait_s=300.0)[1] == [("log", 1, 0.0)]
+        assert time.monotonic() - began < 150
 
     def test_replayed_records_are_as_if_they_were_made_here(self, tmp_path: Path):
         journal, logged = Journal(), []

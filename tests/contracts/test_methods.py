@@ -14,6 +14,7 @@ from heterps.schedule.planner import make_plan
 from heterps.schedule.problem import Placements, Problem
 from heterps.schedule.random_problems import random_problem
 from heterps.schedule.search import Settings, search
+from tests.schedule.conftest import _seconds_of_work  # noqa: F401
 
 QUICK = Settings(rounds=5, trials=20)
 NAMES = [*METHODS, "only:t0", "auto"]

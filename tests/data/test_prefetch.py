@@ -13,6 +13,14 @@ from heterps.data.ahead import Ahead
 from heterps.errors import HeterPSError, InvalidInput
 from tests.data.reference import criteo_lines, rows_of
 
+LIMIT_S = 150.0
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing waits for its thread however slow the machine is, where a test says nothing else."""
+    monkeypatch.setattr("heterps.data.ahead._PATIENCE_S", LIMIT_S)
+
 
 class Numbers(Reader):
     """Reads with a position each; an error at the end if asked for."""
@@ -41,7 +49,7 @@ class Numbers(Reader):
 
     def wait_for(self, made: int) -> bool:
         with self.moved:
-            return self.moved.wait_for(lambda: self.made >= made, timeout=10)
+            return self.moved.wait_for(lambda: self.made >= made, timeout=LIMIT_S)
 
 
 def threads() -> list[threading.Thread]:
@@ -53,7 +61,7 @@ def _no_thread_stays() -> Generator[None]:
     yield
     gc.collect()
     for thread in threads():
-        thread.join(10)
+        thread.join(LIMIT_S)
     assert not threads()
 
 
@@ -93,7 +101,7 @@ def test_closing_early_ends_the_thread(taken: int):
     for _ in range(taken):
         next(ahead)
     ahead.close()
-    assert reader.closed.wait(10)
+    assert reader.closed.wait(LIMIT_S)
     assert not threads()
     ahead.close()
     assert list(ahead) == []
@@ -105,11 +113,11 @@ def test_closing_does_not_wait_for_a_stuck_read(monkeypatch: pytest.MonkeyPatch)
 
     def source() -> Generator[int]:
         stuck.set()
-        free.wait(10)
+        free.wait(LIMIT_S)
         yield 1
 
     ahead: Ahead[int] = Ahead(source(), depth=1)
-    assert stuck.wait(10)
+    assert stuck.wait(LIMIT_S)
     ahead.close()
     assert list(ahead) == []
     assert threads()
@@ -121,16 +129,16 @@ def test_closing_from_another_thread_frees_a_waiting_consumer():
 
     def source() -> Generator[int]:
         stuck.set()
-        free.wait(10)
+        free.wait(LIMIT_S)
         yield 1
 
     ahead: Ahead[int] = Ahead(source(), depth=1)
     got: list[list[int]] = []
     consumer = threading.Thread(target=lambda: got.append(list(ahead)))
     consumer.start()
-    assert stuck.wait(10)
+    assert stuck.wait(LIMIT_S)
     ahead._channel.close()
-    consumer.join(10)
+    consumer.join(LIMIT_S)
     assert got == [[]]
     free.set()
 
@@ -158,11 +166,11 @@ def test_closing_frees_a_source_that_waits_for_others():
 
     def source() -> Generator[int]:
         stuck.set()
-        free.wait(10)
+        free.wait(LIMIT_S)
         yield 1
 
     ahead: Ahead[int] = Ahead(source(), depth=1, stop=free.set)
-    assert stuck.wait(10)
+    assert stuck.wait(LIMIT_S)
     ahead.close()
     assert not threads()
     free.clear()

@@ -17,6 +17,6 @@ def test_the_parser_is_clean(tmp_path: Path) -> None:
              "-fno-sanitize-recover=all", f"-I{SOURCES}"]  # fmt: skip
     test = Path(__file__).with_name("parse_test.cpp")
     subprocess.run([compiler, *flags, str(test), str(SOURCES / "text.cpp"), "-o", program], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip() == "ok"

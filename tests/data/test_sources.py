@@ -17,7 +17,9 @@ from tests.data.conftest import KINDS, Known
 from tests.data.reference import rows_of, rows_of_batch
 
 kinds = pytest.mark.parametrize("kind", KINDS)
-some = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+some = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 options = st.fixed_dictionaries(
     {"batch_size": st.integers(1, 120), "seed": st.integers(-(2**63), 2**63), "shuffle": st.booleans()}
 )

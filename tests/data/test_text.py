@@ -18,7 +18,9 @@ from heterps.data.lines import read_lines
 from heterps.errors import HeterPSError, InvalidInput
 from tests.data.reference import criteo_lines, criteo_row, float32, rows_of, rows_of_batch
 
-fresh = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fresh = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 words = st.text(st.characters(exclude_characters="\t\r\n", exclude_categories=["Cs"]), max_size=20)
 criteo_line = st.builds(

@@ -1,7 +1,8 @@
-"""Layers that take a known time, and efforts that take little."""
+"""Layers that take a known time, a clock by which nothing else does, and efforts that take little."""
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -13,8 +14,33 @@ from heterps.profile.measure import Efforts
 from heterps.profile.sweep import Effort
 from tests.runtime import chains
 
+sleep = time.sleep
 ONE_STEP = Effort(steps=1, seconds=0.0, least=1)
 QUICK = Efforts(layers=ONE_STEP, small=ONE_STEP, whole=ONE_STEP, fill_s=0.0, reading_s=0.0, core_s=0.001)
+
+
+MOMENT_S = 1e-6
+
+
+class NapTime:
+    """A clock of naps alone: whatever else the machine does, all else takes a moment each time that it is asked."""
+
+    def __init__(self) -> None:
+        self._now, self._lock = 0.0, threading.Lock()
+
+    def perf_counter(self) -> float:
+        """As in `time`."""
+        return self._pass(MOMENT_S)
+
+    def sleep(self, seconds: float) -> None:
+        """As in `time`: others measure by real clocks."""
+        time.sleep(seconds)
+        self._pass(seconds)
+
+    def _pass(self, seconds: float) -> float:
+        with self._lock:
+            self._now += seconds
+            return self._now
 
 
 class _SleepingBackward(torch.autograd.Function):
@@ -25,7 +51,7 @@ class _SleepingBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        time.sleep(ctx.seconds)
+        sleep(ctx.seconds)
         return grads[0], None
 
 
@@ -42,7 +68,7 @@ class Sleeper(nn.Module):
         self.samples.append(len(values))
         self.threads.append(torch.get_num_threads())
         if self.forward_s:
-            time.sleep(self.forward_s)
+            sleep(self.forward_s)
         return _SleepingBackward.apply(values, self.backward_s)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from heterps.profile.links import Links
 from heterps.profile.measure import measure, share_of_whole, unit_counts
 from heterps.profile.measurement import Measurement
 from heterps.profile.probe import Probed
-from heterps.profile.sweep import Effort
 from heterps.runtime.settings import Settings
 from heterps.runtime.tables import bind_tables
 from tests.profile.measurements import cluster
@@ -80,11 +78,9 @@ def test_a_whole_measurement(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_links")
 class TestWithoutLinks:
+    @pytest.mark.usefixtures("nap_time")
     def test_a_sleeping_layer_is_found_and_its_calls_are_its_overhead(self) -> None:
-        chain = sleepy(Sleeper(forward_s=0.01))
-        steps = Effort(steps=5, seconds=60)  # a single one may meet whatever else the machine does
-        efforts = replace(QUICK, layers=steps, small=steps)
-        measured = measure(chain, even_batches(2), Settings(micro_batches=4), served=False, efforts=efforts)
+        measured = quick(sleepy(Sleeper(forward_s=0.01)), even_batches(2), micro_batches=4)
         times = {layer.name: layer for layer in measured.layers}
         assert max(times, key=lambda name: times[name].cpu_s["1"]) == "nap0"
         assert times["nap0"].cpu_s["1"] >= 0.03

@@ -42,11 +42,13 @@ class SlowStart(Sleeper):
         return super().forward(values)
 
 
+@pytest.mark.usefixtures("nap_time")
 def test_first_steps_do_not_count() -> None:
     plan = plan_of([("cpu", "cpu", 5, 1)])
     assert probe(lambda: sleepy(SlowStart()), even_batches(2), plan, Settings(), SHORT).step_s < 0.1
 
 
+@pytest.mark.usefixtures("nap_time")
 def test_each_stage_has_its_own_time() -> None:
     plan = plan_of([("a", "cpu", 2, 1), ("b", "cpu", 3, 1)])
     assert plan.placement == ("a", "a", "b", "b", "b")

@@ -37,6 +37,7 @@ def run(chain: Chain, batches: Any = None, *, effort: Effort = ONE_STEP, units: 
     return sweep(chain, given, units=units, settings=Settings(**settings), effort=effort)
 
 
+@pytest.mark.usefixtures("nap_time")
 def test_sleeping_layers_take_their_time_and_are_ranked_right() -> None:
     chain = sleepy(Sleeper(forward_s=0.02), Sleeper(backward_s=0.05), Sleeper(forward_s=0.04, backward_s=0.04))
     seconds = run(chain, effort=Effort(steps=3, seconds=10)).median

@@ -27,7 +27,7 @@ def connect(tmp_path: Path) -> Iterator[Connect]:
         addresses = [f"ipc://{tmp_path}/sockets/{first + k}" for k in range(shards)]
         servers = [server(address, make_table=make_fake, **(options or {})).start() for address in addresses]
         opened.extend(servers)
-        opened.append(Client(addresses, **{"timeout_s": 5.0, **client}))
+        opened.append(Client(addresses, **{"timeout_s": 5.0, "retries": 30, **client}))
         return opened[-1], servers
 
     yield make

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from heterps.ps.keys import Keys
 
 FAKE = "tests.ps.fakes:make_fake"
 ROOT = Path(__file__).parents[2]
-START_S = 60.0
-END_S = 60.0
+PATIENCE_S = 150.0
+"""For what takes moments, or a process to start or to end: no healthy one needs as long, however busy the machine."""
 
 
 class Process:
@@ -69,7 +72,7 @@ class Process:
 
     def _address(self) -> str:
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], START_S)
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)
         line = self.process.stdout.readline() if ready else ""
         if not line.startswith("serving at "):
             self.kill()
@@ -81,6 +84,12 @@ class Process:
         self.process.send_signal(signal.SIGTERM)
         return self.join()
 
+    def freeze(self) -> None:
+        """SIGSTOP; it does nothing any more when this returns."""
+        self.process.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), self.log
+
     def kill(self) -> None:
         """SIGKILL."""
         self.process.kill()
@@ -88,7 +97,7 @@ class Process:
 
     def join(self) -> int:
         try:
-            return self.process.wait(END_S)
+            return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -119,7 +128,25 @@ def running_server(
             server.kill()
 
 
-def until(condition: object, *, what: str, limit_s: float = 30.0) -> None:
+def lasting_address() -> str:
+    """For a server that ends and comes back: no other socket gets its port by chance meanwhile.
+
+    Ports that the system chooses, for `*` and for connections, lie above.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
+        with suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return f"tcp://127.0.0.1:{port}"
+    raise AssertionError("no free port")
+
+
+def have_patience(client: Any, timeout_s: float, retries: int) -> None:
+    """From its next request on: for servers that shall answer, however long it takes, and later shall not."""
+    for line in client._channels:
+        line._timeout_s, line._retries = timeout_s, retries
+
+
+def until(condition: object, *, what: str, limit_s: float = PATIENCE_S) -> None:
     """Waits until `condition()` is true, by asking; fails with `what` after `limit_s`."""
     end_s = time.monotonic() + limit_s
     while not condition():  # type: ignore[operator]

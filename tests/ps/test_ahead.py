@@ -18,7 +18,7 @@ from heterps.ps.errors import ServerError, ServerTimeout
 from heterps.ps.server import Server
 from heterps.store import SparseTable
 from heterps.store.config import Optimizer, TableConfig
-from tests.ps.running import until
+from tests.ps.running import PATIENCE_S, until
 from tests.ps.test_gathering import CONFIG, LARGE, NONE, SMALL, first, ones, replicas  # noqa: F401
 
 NATIVE = TableConfig(name="t", dim=4, optimizer=Optimizer(name="adagrad", lr=0.1), init_scale=1.0)
@@ -36,11 +36,11 @@ def test_rows_come_when_the_step_is_over(replicas, ids, shards):  # noqa: F811
     np.testing.assert_array_equal(one.pull(ids), first(ids))  # other pulls wait for nothing
     two.push_part(ids, ones(ids), step=0, part=1, parts=2)
     for coming in early:
-        np.testing.assert_array_equal(coming.rows(20.0), first(ids) - 2)
-    np.testing.assert_array_equal(one.pull_after(ids, 0).rows(20.0), first(ids) - 2)  # it is over already
+        np.testing.assert_array_equal(coming.rows(PATIENCE_S), first(ids) - 2)
+    np.testing.assert_array_equal(one.pull_after(ids, 0).rows(PATIENCE_S), first(ids) - 2)  # it is over already
     two.push_part(ids, ones(ids), step=1, part=1, parts=2)
     one.push_part(NONE, ones(NONE), step=1, part=0, parts=2)
-    np.testing.assert_array_equal(later.rows(20.0), first(ids) - 3)
+    np.testing.assert_array_equal(later.rows(PATIENCE_S), first(ids) - 3)
 
 
 @settings(max_examples=10, deadline=None)
@@ -59,7 +59,7 @@ def test_training_ahead_is_training(seed: int, shards: int, clients: int, tracks
         coming = [None] * clients
         for number, batch in enumerate(steps):
             found = [
-                table.pull(ids) if asked is None else asked.rows(20.0)
+                table.pull(ids) if asked is None else asked.rows(PATIENCE_S)
                 for table, ids, asked in zip(tables, batch, coming, strict=True)
             ]
             for ids, rows in zip(batch, found, strict=True):
@@ -90,7 +90,7 @@ def test_they_are_given_up_with_the_step(replicas, tmp_path):  # noqa: F811
         one.pull(SMALL)  # it has come
         give_up()
         with pytest.raises(ServerError, match="after step 7 was abandoned"):
-            coming.rows(20.0)
+            coming.rows(PATIENCE_S)
     np.testing.assert_array_equal(one.pull(SMALL), first(SMALL))
 
 
@@ -99,15 +99,15 @@ def test_only_so_many_wait(replicas, monkeypatch):  # noqa: F811
     monkeypatch.setattr(waiting, "MAX_PULLS", 2)
     coming = [one.pull_after(SMALL, 0) for _ in range(3)]
     with pytest.raises(InvalidInput, match="2 pulls wait"):
-        coming[2].rows(20.0)
+        coming[2].rows(PATIENCE_S)
     monkeypatch.setattr(waiting, "MAX_PULLS", 100)
     monkeypatch.setattr(hosting, "HELD_BYTES", 2 * SMALL.nbytes)
     with pytest.raises(InvalidInput, match="wait for others already"):
-        one.pull_after(SMALL, 0).rows(20.0)
+        one.pull_after(SMALL, 0).rows(PATIENCE_S)
     monkeypatch.undo()
     one.push_part(SMALL, ones(SMALL), step=0, part=0, parts=1)
     for asked in coming[:2]:
-        np.testing.assert_array_equal(asked.rows(20.0), first(SMALL) - 1)
+        np.testing.assert_array_equal(asked.rows(PATIENCE_S), first(SMALL) - 1)
 
 
 def test_a_client_that_waits_for_rows_and_goes_hurts_nobody(replicas):  # noqa: F811
@@ -115,7 +115,7 @@ def test_a_client_that_waits_for_rows_and_goes_hurts_nobody(replicas):  # noqa: 
     with Client([servers[0].addresses[0]]) as third:
         third.table(CONFIG).pull_after(LARGE, 0)
         until(lambda: servers[0]._host.tables["t"].waiting.held_bytes, what="the pull")
-    one.push_part(LARGE, ones(LARGE), step=0, part=0, parts=1).wait(20.0)
+    one.push_part(LARGE, ones(LARGE), step=0, part=0, parts=1).wait(PATIENCE_S)
     np.testing.assert_array_equal(two.pull(LARGE), first(LARGE) - 1)
     assert servers[0]._host.tables["t"].waiting.held_bytes == 0
 
@@ -123,10 +123,10 @@ def test_a_client_that_waits_for_rows_and_goes_hurts_nobody(replicas):  # noqa: 
 def test_a_server_that_restarts_knows_what_is_over(tmp_path):
     """A step that was applied before is not waited for again."""
     address, saved = f"ipc://{tmp_path}/socket", tmp_path / "saved"
-    with Client([address], timeout_s=1.0) as client:
+    with Client([address], timeout_s=1.0, retries=150) as client:
         with Server(address, save_dir=saved).start():
             table = client.table(NATIVE)
-            table.push_part(SMALL, ones(SMALL), step=4, part=0, parts=1).wait(20.0)
+            table.push_part(SMALL, ones(SMALL), step=4, part=0, parts=1).wait(PATIENCE_S)
             rows = table.pull(SMALL)
         with Server(address, save_dir=saved).start():
-            np.testing.assert_array_equal(table.pull_after(SMALL, 4).rows(20.0), rows)
+            np.testing.assert_array_equal(table.pull_after(SMALL, 4).rows(PATIENCE_S), rows)

@@ -20,7 +20,16 @@ from heterps.ps.server import Server
 from heterps.store.config import Optimizer, TableConfig
 from tests.ps.fakes import FakeTable, make_fake
 from tests.ps.proxy import Proxy
-from tests.ps.running import FAKE, ROOT, Process, running_server, until
+from tests.ps.running import (
+    FAKE,
+    PATIENCE_S,
+    ROOT,
+    Process,
+    have_patience,
+    lasting_address,
+    running_server,
+    until,
+)
 
 CONFIG = TableConfig(name="t", dim=4, optimizer=Optimizer(name="sgd", lr=1.0), init_scale=1.0)
 IDS = np.arange(40)
@@ -42,7 +51,7 @@ class Forgetful(Server):
 
 
 def test_a_push_whose_confirmation_is_lost_is_applied_once(connect):
-    client, (server,) = connect(server=Forgetful, timeout_s=0.05, retries=50)
+    client, (server,) = connect(server=Forgetful, timeout_s=0.05, retries=3000)
     table = client.table(CONFIG)
     for turn in range(20):
         table.push(IDS, ONES)
@@ -50,7 +59,7 @@ def test_a_push_whose_confirmation_is_lost_is_applied_once(connect):
             np.testing.assert_array_equal(table.pull(IDS), FIRST - turn - 1)
     table.wait()
     np.testing.assert_array_equal(table.pull(IDS), FIRST - 20)
-    assert server.lost > 3
+    assert server.lost >= 3  # however many pushes are confirmed together
     assert table.stats().steps == 20
 
 
@@ -61,7 +70,7 @@ def test_connections_cut_anywhere_change_nothing(seed):
     with Server("tcp://127.0.0.1:*", keys, make_table=make_fake).start() as server:
         proxy = Proxy(server.addresses[0], [source.randrange(200, 60_000) for _ in range(8)])
         try:
-            with Client([proxy.address], keys, timeout_s=0.15, retries=100) as client:
+            with Client([proxy.address], keys, timeout_s=0.15, retries=1000) as client:
                 table = client.table(CONFIG)
                 for turn in range(150):
                     table.push(IDS, ONES)
@@ -75,15 +84,16 @@ def test_connections_cut_anywhere_change_nothing(seed):
 
 
 def test_a_killed_server_comes_back_from_a_snapshot(tmp_path):
-    server = Process(tmp_path, make=FAKE)
+    server = Process(tmp_path, bind=lasting_address(), make=FAKE)
     try:
-        with Client([server.address], server.keys, timeout_s=0.3, retries=100) as client:
+        with Client([server.address], server.keys, timeout_s=0.3, retries=500) as client:
             table = client.table(CONFIG)
             table.push(IDS, ONES)
             table.save(tmp_path / "snapshot")
             for _ in range(200):
                 table.push(IDS, ONES)
             server.kill()
+            table.push(IDS, ONES)  # all before it may have been confirmed
             server = Process(tmp_path, bind=server.address, make=FAKE)
             with pytest.raises(ServerError, match="no table"):
                 table.wait()
@@ -99,9 +109,9 @@ def test_a_killed_server_comes_back_from_a_snapshot(tmp_path):
 def test_sigterm_drains_saves_and_a_restart_goes_on(tmp_path):
     """Pushes under way while one server ends and the next starts are all applied, and once."""
     saved = tmp_path / "saved"
-    server = Process(tmp_path, make=FAKE, save_dir=saved)
+    server = Process(tmp_path, bind=lasting_address(), make=FAKE, save_dir=saved)
     try:
-        with Client([server.address], server.keys, timeout_s=0.3, retries=100) as client:
+        with Client([server.address], server.keys, timeout_s=0.3, retries=500) as client:
             table = client.table(CONFIG)
             for restart in range(3):
                 for _ in range(200):
@@ -173,14 +183,16 @@ def test_an_oversized_frame_drops_its_sender_alone(tmp_path):
     with (
         Server("tcp://127.0.0.1:*", keys, make_table=make_fake, max_frame_bytes=100_000).start() as server,
         Client(server.addresses, keys) as good,
-        Client(server.addresses, keys, timeout_s=0.2, retries=1, shared=False) as bad,
+        Client(server.addresses, keys, shared=False) as bad,
     ):
         table = good.table(CONFIG)
         big = bad.table(CONFIG)
         many = np.arange(50_000)
+        have_patience(bad, 0.2, 1)
         big.push(many, np.ones((50_000, 4), np.float32))
         with pytest.raises(HeterPSError):
             big.wait()
+        have_patience(bad, 10.0, 15)
         np.testing.assert_array_equal(table.pull(IDS), FIRST)
         np.testing.assert_array_equal(big.pull(IDS), FIRST)
         assert table.stats().steps == 0
@@ -240,7 +252,7 @@ def test_a_malformed_message_gets_an_error_reply(tmp_path):
             dealer.linger = 0
             dealer.connect(server.addresses[0])
             dealer.send_multipart([b"nonsense", b"more"])
-            assert dealer.poll(10_000)
+            assert dealer.poll(1000 * PATIENCE_S)
             assert b"malformed" in dealer.recv()
         with Client(server.addresses) as client:
             assert client.stats()[0]["malformed"] == 1

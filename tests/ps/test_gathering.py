@@ -18,8 +18,9 @@ from heterps.ps.gathering import Gathering, Part
 from heterps.ps.server import Server
 from heterps.store import SparseTable
 from heterps.store.config import Optimizer, TableConfig
+from tests.ps.clock import moved_by_answers
 from tests.ps.fakes import FakeTable, make_fake
-from tests.ps.running import FAKE, ROOT, Process, until
+from tests.ps.running import FAKE, PATIENCE_S, ROOT, Process, have_patience, lasting_address, until
 from tests.ps.test_faults import Forgetful
 
 CONFIG = TableConfig(name="t", dim=4, optimizer=Optimizer(name="sgd", lr=1.0), init_scale=1.0)
@@ -44,7 +45,7 @@ def replicas(connect):
     def make(count, shards=1, *, server=Server, options=None, config=CONFIG, **given):
         client, servers = connect(shards, server=server, options=options, **given)
         addresses = [one.addresses[0] for one in servers]
-        opened.extend(Client(addresses, **{"timeout_s": 5.0, **given}) for _ in range(count - 1))
+        opened.extend(Client(addresses, **{"timeout_s": 5.0, "retries": 30, **given}) for _ in range(count - 1))
         return [one.table(config) for one in (client, *opened)], servers
 
     yield make
@@ -77,7 +78,7 @@ def test_parts_are_one_push_in_the_order_of_their_numbers(tmp_path, shards, orde
                 tickets.append(tables[k].push_part(ids[k], grads[k], step=step, part=k, parts=3))
                 tables[k].pull(ids[k][:1])  # it is there before the next one
             for ticket in tickets:
-                ticket.wait(20.0)
+                ticket.wait(PATIENCE_S)
         everything = np.arange(3000)
         np.testing.assert_array_equal(tables[0].pull(everything), local.pull(everything))
         assert tables[0].stats().steps == 2
@@ -120,44 +121,51 @@ def test_steps_are_applied_in_their_order(replicas):
     (one, two), (server,) = replicas(2)
     hosted = server._host.tables["t"].table
     later = one.push_part(SMALL, ones(SMALL), step=1, part=0, parts=1, lr=4.0)
-    later.wait(20.0)  # it is alone
+    later.wait(PATIENCE_S)  # it is alone
     one.push_part(SMALL, ones(SMALL), step=5, part=0, parts=2, lr=2.0)
     one.stats()  # answered behind it: the part is there
     last = two.push_part(SMALL, ones(SMALL), step=6, part=0, parts=1, lr=3.0)
     with pytest.raises(ServerTimeout, match="step 6"):
         last.wait(0.2)
     assert hosted.lr == 4.0
-    two.push_part(NONE, ones(NONE), step=5, part=1, parts=2).wait(20.0)
-    last.wait(20.0)
+    two.push_part(NONE, ones(NONE), step=5, part=1, parts=2).wait(PATIENCE_S)
+    last.wait(PATIENCE_S)
     assert hosted.lr == 3.0
     np.testing.assert_array_equal(one.pull(SMALL), first(SMALL) - 4 - 2 - 3)
 
 
 def test_a_slow_replica_is_waited_for_as_long_as_the_server_answers(replicas):
-    (one, two), _ = replicas(2, timeout_s=0.1, retries=1)
+    (one, two), _ = replicas(2)
     for ids in (SMALL, LARGE):
         step = len(ids)
-        ticket = one.push_part(ids, ones(ids), step=step, part=0, parts=2)
-        with pytest.raises(ServerTimeout, match="not all parts"):
-            one.wait_for(step, timeout_s=1.5)  # far beyond what a silent server gets
-        two.push_part(ids, ones(ids), step=step, part=1, parts=2).wait(20.0)
-        ticket.wait(20.0)
+        have_patience(one._client, 0.1, 1)
+        with moved_by_answers(one._client) as clock:
+            ticket = one.push_part(ids, ones(ids), step=step, part=0, parts=2)
+            until(
+                lambda c=clock, t=ticket: c.passed >= 30 or t.done, what="answers"
+            )  # a silent server has two timeouts
+            with pytest.raises(ServerTimeout, match="not all parts"):
+                one.wait_for(step, timeout_s=0.1)
+            two.push_part(ids, ones(ids), step=step, part=1, parts=2).wait(PATIENCE_S)
+            ticket.wait(PATIENCE_S)
+        have_patience(one._client, 5.0, 30)
     assert one.stats().steps == 2
 
 
 def test_a_silent_server_is_a_failure(replicas):
-    (one,), (server,) = replicas(1, timeout_s=0.1, retries=1)
+    (one,), (server,) = replicas(1)
+    have_patience(one._client, 0.1, 1)
     ticket = one.push_part(SMALL, ones(SMALL), step=0, part=0, parts=2)
     server.close()
     with pytest.raises(ServerTimeout, match="no answer"):
-        ticket.wait(20.0)
+        ticket.wait(PATIENCE_S)
     with pytest.raises(ServerTimeout, match="no answer"):
         one.wait()
     one.wait()
 
 
 def test_parts_whose_confirmations_are_lost_are_applied_once(replicas):
-    tables, (server,) = replicas(3, server=Forgetful, timeout_s=0.05, retries=100)
+    tables, (server,) = replicas(3, server=Forgetful, timeout_s=0.05, retries=3000)
     failed = []
 
     def work(me: int) -> None:
@@ -184,8 +192,8 @@ def test_parts_whose_confirmations_are_lost_are_applied_once(replicas):
 @pytest.mark.parametrize("ids", [SMALL, LARGE], ids=["messages", "shared memory"])
 def test_parts_held_by_a_server_that_restarts_are_not_lost(tmp_path, ids):
     saved = tmp_path / "saved"
-    server = Process(tmp_path, make=FAKE, save_dir=saved)
-    options = {"timeout_s": 0.3, "retries": 100}
+    server = Process(tmp_path, bind=lasting_address(), make=FAKE, save_dir=saved)
+    options = {"timeout_s": 0.3, "retries": 500}
     try:
         with (
             Client([server.address], server.keys, **options) as a,
@@ -201,7 +209,7 @@ def test_parts_held_by_a_server_that_restarts_are_not_lost(tmp_path, ids):
                 two.push_part(ids, ones(ids), step=k, part=1, parts=2)
             two.wait()
             for ticket in tickets:
-                ticket.wait(20.0)
+                ticket.wait(PATIENCE_S)
             np.testing.assert_array_equal(two.pull(ids), first(ids) - 1 - 6)
     finally:
         server.kill()
@@ -244,10 +252,11 @@ def test_a_client_that_is_killed_between_parts(tmp_path, ids):
             for step in (1, 2):
                 one.push_part(ids, ones(ids), step=step, part=0, parts=3)
                 two.push_part(ids, ones(ids), step=step, part=2, parts=3)
-            one.wait_for(1, timeout_s=20.0)  # its part was there before it died
+            one.wait_for(1, timeout_s=PATIENCE_S)  # its part was there before it died
             with pytest.raises(ServerTimeout, match="step 2"):
                 one.wait_for(2, timeout_s=0.5)
             np.testing.assert_array_equal(one.pull(ids), first(ids) - 6)
+            two.pull(ids[:1])  # answered after its part has come
             assert a.stats()[0]["held_bytes"] == 2 * len(ids) * 24
             two.abandon()
             for table in (one, two):
@@ -257,7 +266,7 @@ def test_a_client_that_is_killed_between_parts(tmp_path, ids):
             np.testing.assert_array_equal(one.pull(ids), first(ids) - 6)
             assert a.stats()[0]["held_bytes"] == 0
             one.push_part(ids, ones(ids), step=0, part=0, parts=2)  # a new attempt of two
-            two.push_part(ids, ones(ids), step=0, part=1, parts=2).wait(20.0)
+            two.push_part(ids, ones(ids), step=0, part=1, parts=2).wait(PATIENCE_S)
             np.testing.assert_array_equal(one.pull(ids), first(ids) - 8)
             assert one.stats().steps == 3
     finally:
@@ -268,7 +277,7 @@ def test_large_parts_travel_in_pieces_and_are_one(replicas, monkeypatch):
     monkeypatch.setattr(remote, "CHUNK_BYTES", 16 * 10)
     (one, two), _ = replicas(2, shards=2)
     one.push_part(SMALL, ones(SMALL), step=0, part=0, parts=2)
-    two.push_part(SMALL[:5], ones(SMALL[:5]), step=0, part=1, parts=2).wait(20.0)
+    two.push_part(SMALL[:5], ones(SMALL[:5]), step=0, part=1, parts=2).wait(PATIENCE_S)
     np.testing.assert_array_equal(one.pull(SMALL), first(SMALL) - 1 - (SMALL < 5)[:, None])
     assert one.stats().steps == 1
 
@@ -284,11 +293,11 @@ def test_parts_that_do_not_fit_are_refused(replicas, monkeypatch):
         (two.push_part(SMALL, ones(SMALL), step=3, part=1, parts=2, lr=2.0), "lr of step 3"),
     ):
         with pytest.raises(InvalidInput, match=says):
-            refused.wait(20.0)
-    two.push_part(NONE, ones(NONE), step=3, part=1, parts=2).wait(20.0)
-    mine.wait(20.0)
+            refused.wait(PATIENCE_S)
+    two.push_part(NONE, ones(NONE), step=3, part=1, parts=2).wait(PATIENCE_S)
+    mine.wait(PATIENCE_S)
     with pytest.raises(InvalidInput, match="step 3 is over"):
-        two.push_part(SMALL, ones(SMALL), step=3, part=1, parts=2).wait(20.0)
+        two.push_part(SMALL, ones(SMALL), step=3, part=1, parts=2).wait(PATIENCE_S)
     with pytest.raises(InvalidInput, match="from 0 to 1"):
         one.push_part(SMALL, ones(SMALL), step=4, part=2, parts=2)
     np.testing.assert_array_equal(one.pull(SMALL), first(SMALL) - 1)
@@ -297,9 +306,9 @@ def test_parts_that_do_not_fit_are_refused(replicas, monkeypatch):
     held = [one.push_part(SMALL, ones(SMALL), step=4 + k, part=0, parts=2) for k in range(4)]
     one.pull(SMALL)
     with pytest.raises(InvalidInput, match="3 steps wait for parts already"):
-        held[3].wait(20.0)
+        held[3].wait(PATIENCE_S)
     with pytest.raises(InvalidInput, match=r"2880 bytes wait for others already; is a client missing"):
-        two.push_part(LARGE, np.ones((4000, 4), np.float32), step=4, part=1, parts=2).wait(20.0)
+        two.push_part(LARGE, np.ones((4000, 4), np.float32), step=4, part=1, parts=2).wait(PATIENCE_S)
 
 
 def test_a_client_closes_with_parts_that_are_held(tmp_path):
@@ -309,20 +318,20 @@ def test_a_client_closes_with_parts_that_are_held(tmp_path):
         until(lambda: server._host.tables["t"].gathering.held_bytes, what="the part")
         client.close()
         with pytest.raises(ServerError, match="closed"):
-            ticket.wait(1.0)
+            ticket.wait(PATIENCE_S)
 
 
 def test_a_load_drops_what_was_held(replicas, tmp_path):
     (one, two), _ = replicas(2)
     one.pull(SMALL)
     one.save(tmp_path / "snapshot")
-    one.push_part(SMALL, ones(SMALL), step=9, part=0, parts=1).wait(20.0)
+    one.push_part(SMALL, ones(SMALL), step=9, part=0, parts=1).wait(PATIENCE_S)
     held = one.push_part(SMALL, ones(SMALL), step=10, part=0, parts=2)
     one.pull(SMALL)  # answered after the part has come: nothing else orders what two clients send
     two.load(tmp_path / "snapshot")
     with pytest.raises(ServerError, match="abandoned"):
-        held.wait(20.0)
-    two.push_part(SMALL, ones(SMALL), step=2, part=0, parts=1).wait(20.0)
+        held.wait(PATIENCE_S)
+    two.push_part(SMALL, ones(SMALL), step=2, part=0, parts=1).wait(PATIENCE_S)
     np.testing.assert_array_equal(one.pull(SMALL), first(SMALL) - 1)
 
 

@@ -19,7 +19,7 @@ from heterps.ps.server import Server
 from heterps.ps.shared import ALIGN, Arena, Offer, View
 from heterps.store.config import Optimizer, TableConfig
 from tests.ps.fakes import FakeTable, make_fake
-from tests.ps.running import FAKE, ROOT, Process, until
+from tests.ps.running import FAKE, PATIENCE_S, ROOT, Process, have_patience, lasting_address, until
 from tests.ps.test_faults import Forgetful
 
 CONFIG = TableConfig(name="t", dim=4, optimizer=Optimizer(name="sgd", lr=1.0), init_scale=1.0)
@@ -75,7 +75,7 @@ def test_a_full_arena_falls_back_to_messages(connect, monkeypatch):
 
 
 def test_lost_replies_leave_no_block_taken_and_apply_nothing_twice(connect):
-    near, (host,) = connect(server=Forgetful, timeout_s=0.05, retries=50)
+    near, (host,) = connect(server=Forgetful, timeout_s=0.05, retries=3000)
     table = near.table(CONFIG)
     for turn in range(20):
         table.push(IDS, ONES)
@@ -84,8 +84,8 @@ def test_lost_replies_leave_no_block_taken_and_apply_nothing_twice(connect):
     table.wait()
     np.testing.assert_array_equal(table.pull(IDS), FIRST - 20)
     assert near.shares(0)
-    assert host.lost > 3
-    assert (near._arena.held_bytes, host._neighbours.arena.held_bytes) == (0, 0)
+    assert host.lost >= 3  # however many pushes are confirmed together
+    until(lambda: near._arena.held_bytes == host._neighbours.arena.held_bytes == 0, what="answers that came twice")
 
 
 KEEPER = """
@@ -118,9 +118,9 @@ def test_blocks_and_memory_of_a_killed_client_come_back(tmp_path):
 
 def test_a_server_that_restarts_is_shared_with_again(tmp_path):
     saved = tmp_path / "saved"
-    process = Process(tmp_path, make=FAKE, save_dir=saved)
+    process = Process(tmp_path, bind=lasting_address(), make=FAKE, save_dir=saved)
     try:
-        with Client([process.address], process.keys, timeout_s=0.3, retries=100) as near:
+        with Client([process.address], process.keys, timeout_s=0.3, retries=500) as near:
             table = near.table(CONFIG)
             for turn in range(3):
                 for _ in range(20):
@@ -130,7 +130,10 @@ def test_a_server_that_restarts_is_shared_with_again(tmp_path):
                 table.wait()
                 np.testing.assert_array_equal(table.pull(IDS), FIRST - 20 * (turn + 1))
                 assert near.stats()[0]["sharing"] == 1
-                assert (near._arena.held_bytes, near.stats()[0]["shared_bytes"]) == (0, 0)
+                until(
+                    lambda: near._arena.held_bytes == near.stats()[0]["shared_bytes"] == 0,
+                    what="answers that came twice",
+                )
     finally:
         process.kill()
 
@@ -139,16 +142,18 @@ def test_what_was_given_up_is_not_written_over(tmp_path):
     """A server that sleeps through the client's patience reads, when it wakes, what was sent and nothing later."""
     process = Process(tmp_path, make=FAKE)
     try:
-        with Client([process.address], process.keys, timeout_s=0.2, retries=1) as near:
+        with Client([process.address], process.keys) as near:
             table = near.table(CONFIG)
             table.pull(IDS)
-            process.process.send_signal(signal.SIGSTOP)
+            process.freeze()
+            have_patience(near, 0.2, 1)
             table.push(IDS, ONES)
             with pytest.raises(ServerTimeout):
                 table.wait()
             table.push(IDS, 1000 * ONES)
             with pytest.raises(ServerTimeout):
                 table.wait()
+            have_patience(near, 10.0, 15)
             process.process.send_signal(signal.SIGCONT)
             until(lambda: np.array_equal(table.pull(IDS, create=False), table.pull(IDS)), what="an answer")
             applied = FIRST - table.pull(IDS)
@@ -190,7 +195,7 @@ def asked(dealer: zmq.Socket[bytes], request: wire.Request, arrays: list) -> wir
     header = wire.msgpack.unpackb(frames[0])
     header[3][0][4] = arrays
     dealer.send_multipart([wire.msgpack.packb(header)])
-    assert dealer.poll(10_000)
+    assert dealer.poll(1000 * PATIENCE_S)
     ((reply,), _) = wire.decode_replies(dealer.recv_multipart())
     return reply
 

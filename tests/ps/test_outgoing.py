@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import zmq
 
-from heterps.ps import wire
+from heterps.ps import channel, wire
 from heterps.ps.client import Client
 from heterps.ps.server import Server
 from heterps.store.config import Optimizer, TableConfig
 from tests.ps.fakes import FakeTable
-from tests.ps.running import until
+from tests.ps.running import PATIENCE_S, until
 
 CONFIG = TableConfig(name="t", dim=256, optimizer=Optimizer(name="sgd", lr=1.0), init_scale=1.0)
 IDS = np.arange(1024)
@@ -60,13 +60,13 @@ def test_a_client_that_does_not_read_is_made_to_wait_alone(tmp_path, one_by_one)
         assert LIMIT <= server.most_bytes < LIMIT + 3 * ROWS_BYTES  # one pull more than the limit, and our own
         statuses = []
         while len(statuses) < PULLS:
-            assert stalled.poll(20_000)
+            assert stalled.poll(1000 * PATIENCE_S)
             replies, _ = wire.decode_replies(stalled.recv_multipart())
             statuses += [reply.status for reply in replies]
         assert set(statuses) == {"ok", "busy", "gap"}
         again = wire.Operation(statuses.count("ok"), "pull", "t", {"create": False}, [IDS])
         stalled.send_multipart(wire.encode_request(wire.Request(bytes(16), 0, [again])))
-        assert stalled.poll(20_000)
+        assert stalled.poll(1000 * PATIENCE_S)
         ((reply,), _) = wire.decode_replies(stalled.recv_multipart())
         np.testing.assert_array_equal(reply.arrays[0], rows)
         until(lambda: good.stats()[0]["reply_bytes"] == 0, what="nothing on the way")
@@ -96,7 +96,8 @@ def test_a_client_that_asks_for_more_than_its_room_gets_it_in_turns(connect):
     assert other.stats().steps == 80
 
 
-def test_a_client_that_ends_leaves_no_reply_behind(connect):
+def test_a_client_that_ends_leaves_no_reply_behind(connect, monkeypatch):
+    monkeypatch.setattr(channel, "GOODBYE_MS", int(1000 * PATIENCE_S))  # a machine that stalls loses it otherwise
     good, (server,) = connect()
     for _ in range(3):
         with Client(server.addresses, shared=False) as client:

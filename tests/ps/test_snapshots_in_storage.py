@@ -19,23 +19,22 @@ from heterps.runtime.checkpoint import CheckpointFailed, State, Store
 from heterps.store import SparseTable
 from heterps.store.config import TableConfig
 from tests import bucket
-from tests.ps.running import Process, until
+from tests.ps.clock import moved_by_answers
+from tests.ps.running import PATIENCE_S, Process, have_patience, until
 
 IDS = np.arange(1000)
 SLOW, PLAIN = "tests.ps.stored:make_slow", "tests.ps.stored:make_plain"
 
 
 @contextmanager
-def servers(
-    directory: Path, shards: int, *, make: str = PLAIN, retries: int = 20
-) -> Iterator[tuple[Client, list[Process]]]:
+def servers(directory: Path, shards: int, *, make: str = PLAIN) -> Iterator[tuple[Client, list[Process]]]:
     with ExitStack() as stack:
         started = []
         for _ in range(shards):
             started.append(Process(directory, make=make))
             stack.callback(started[-1].kill)
         addresses = [server.address for server in started]
-        yield stack.enter_context(Client(addresses, started[0].keys, timeout_s=1.0, retries=retries)), started
+        yield stack.enter_context(Client(addresses, started[0].keys, timeout_s=1.0, retries=150)), started
 
 
 def config(name: str = "t") -> TableConfig:
@@ -138,7 +137,7 @@ def test_a_server_killed_while_it_uploads(tmp_path: Path):
     url, marker, halfway = bucket.url(tmp_path / "checkpoints"), tmp_path / "stop", tmp_path / "halfway"
     name, failed = str(marker), []
     state = State(step=4, samples=4, position=None)
-    with servers(tmp_path / "a", 2, make=SLOW, retries=3) as (client, processes):
+    with servers(tmp_path / "a", 2, make=SLOW) as (client, processes):
         store, table = Store(Checkpoints(path=url)), client.table(config(name))
         push(table, 1.0)
         store.save(state, {name: table})
@@ -155,9 +154,10 @@ def test_a_server_killed_while_it_uploads(tmp_path: Path):
         saving = threading.Thread(target=save)
         saving.start()
         until(halfway.exists, what="an upload that is halfway")
+        have_patience(client, 1.0, 3)
         for process in processes:
             process.process.send_signal(signal.SIGKILL)
-        saving.join(60.0)
+        saving.join(PATIENCE_S)
         marker.unlink()
     assert "step-000000008" in str(failed[0])
     with servers(tmp_path / "b", 3, make=SLOW) as (client, _):
@@ -181,18 +181,19 @@ def test_a_server_killed_while_it_uploads(tmp_path: Path):
 def test_an_upload_may_take_long(tmp_path: Path):
     """Longer than the client waits for a server that is quiet: it hears that the server is at work."""
     marker, halfway = tmp_path / "stop", tmp_path / "halfway"
-    with servers(tmp_path / "a", 1, make=SLOW) as (first, processes):
-        first.close()
-        with Client([processes[0].address], processes[0].keys, timeout_s=0.2, retries=2) as client:
-            table = client.table(config(str(marker)))
-            push(table, 1.0)
-            table.wait()
-            marker.write_text("")
+    with servers(tmp_path / "a", 1, make=SLOW) as (client, _):
+        table = client.table(config(str(marker)))
+        push(table, 1.0)
+        table.wait()
+        marker.write_text("")
+        have_patience(client, 0.2, 2)
+        with moved_by_answers(client) as clock:
             done = threading.Thread(target=table.save, args=(bucket.url(tmp_path / "snapshot"),))
             done.start()
             until(halfway.exists, what="an upload that is halfway")
-            done.join(2.0)  # five times the patience
+            clock.move()
+            until(lambda: clock.passed >= 30 or not done.is_alive(), what="answers")  # ten times the patience
             assert done.is_alive()
             marker.unlink()
-            done.join(60.0)
-            assert (tmp_path / "snapshot" / "manifest.json").exists()
+            done.join(PATIENCE_S)
+        assert (tmp_path / "snapshot" / "manifest.json").exists()

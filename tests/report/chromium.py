@@ -16,7 +16,7 @@ import pytest
 
 BINARY = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(BINARY is None, reason="no chromium here: apt-get install chromium")
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
 
 class Chromium:
@@ -98,6 +98,13 @@ class Chromium:
         }})"""
         while not self.run(watch):
             assert time.monotonic() < end, f"never came true: {condition}"
+
+    def wait_for_error(self, text: str) -> None:
+        """Until the page has complained about something: that comes by another way than answers do."""
+        end = time.monotonic() + LIMIT_S
+        while not any(text in error for error in self.errors):
+            assert time.monotonic() < end, f"no error with {text!r}: {self.errors}"
+            self.run("new Promise((tell) => setTimeout(tell, 20))")
 
     def screenshot(self, path: Path) -> None:
         """The whole page, however long, as a PNG."""

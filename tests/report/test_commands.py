@@ -66,10 +66,10 @@ def test_watching_ends_at_ctrl_c(place: Path) -> None:
         line = watching.stdout.readline()
         address = line.split(" at ")[1].split()[0]
         assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(address + "data.json", timeout=60) as answer:
+        with urllib.request.urlopen(address + "data.json", timeout=150) as answer:
             assert json.load(answer)["run"]["name"] == "click"
         watching.send_signal(signal.SIGINT)
-        _, complaints = watching.communicate(timeout=30)
+        _, complaints = watching.communicate(timeout=150)
         assert (watching.returncode, complaints) == (0, "")
     finally:
         watching.kill()

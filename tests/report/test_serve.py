@@ -33,7 +33,7 @@ def serving(path: Path, *, clock: list[float] | None = None) -> Iterator[ReportS
 def get(
     server: ReportServer, path: str = "/", *, host: str | None = None, method: str = "GET", **headers: str
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=150)
     try:
         connection.putrequest(method, path, skip_host=True)
         if host != "":

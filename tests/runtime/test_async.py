@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heterps.data import Synthetic
 from heterps.models import BCEWithLogits, Chain, Layer, zoo
@@ -20,6 +21,7 @@ from tests.runtime.test_layers import CASES
 from tests.telemetry.fakes import Kept
 
 BATCHES = random_batches(30)
+LIMIT_S = 150.0
 
 
 def same_weights(one: Chain, other: Chain) -> bool:
@@ -41,10 +43,37 @@ def test_without_staleness_it_is_sync_to_the_bit(plan: Plan):
 
 @pytest.mark.parametrize("staleness", [1, 4])
 def test_stages_run_ahead(staleness: int):
-    """Async with staleness is no sync: the pipeline fills, and the losses are others."""
-    spans = recorded(lambda recorder: train(small(), BATCHES, make_plan(5, (1, 3)), micro_batches=2, optimizer=sgd,
+    """Async with staleness is no sync: the pipeline fills. The last stage has time until the first has gone ahead."""
+    begun = threading.Event()
+
+    class First(nn.Module):
+        calls = 0
+
+        def forward(self, rows: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls > 2 * staleness:  # of two micro-batches each
+                begun.set()
+            return rows
+
+    class Last(nn.Module):
+        calls = 0
+
+        def forward(self, logit: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls == 1:
+                begun.wait(LIMIT_S)
+            return logit
+
+    rows, fc1, *others, loss = small().layers
+    chain = Chain(
+        rows, Layer("first", First(), reads="rows", writes="seen"),
+        Layer("fc1", fc1.module, reads=["seen", "dense"], writes="fc1"), *others,
+        Layer("last", Last(), reads="logit", writes="held"),
+        Layer("loss", loss.module, reads=["held", "label"], writes="loss"),
+    )  # fmt: skip
+    spans = recorded(lambda recorder: train(chain, BATCHES, make_plan(chain, (2, 4)), micro_batches=2, optimizer=sgd,
                                             mode="async", staleness=staleness, recorder=recorder))  # fmt: skip
-    assert max(ahead(spans, 0)) >= 1
+    assert max(ahead(spans, 0)) == staleness
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])

@@ -72,7 +72,7 @@ def test_scoring_needs_neither_runtime_nor_store_nor_native_code(chain: Chain, t
     batch = batches(1, rows=60)[0]
     save_file(example_tensors(batch), tmp_path / "batch")
     command = [sys.executable, "-c", BLOCKED, *(str(tmp_path / name) for name in ("out", "batch", "scores"))]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=300)
     assert torch.equal(load_file(tmp_path / "scores")["scores"], scores(chain, batch))
 
 

@@ -30,7 +30,7 @@ from tests.runtime.plans import every_plan, make_plan, shape
 from tests.runtime.test_layers import CASES
 
 BATCHES = random_batches(12)
-LIMIT_S = 30.0
+LIMIT_S = 150.0
 
 
 def outcome(run: Callable[[], Any]) -> Any:

@@ -23,7 +23,7 @@ from tests.runtime.plans import make_plan
 
 ROOT = Path(__file__).parents[2]
 STEPS = 9
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.runtime.job", "torch._dynamo"])  # which optimizers import at their first step
 
@@ -140,10 +140,10 @@ def test_the_step_at_hand_is_finished():
 
 
 def test_a_second_interrupt_is_the_usual_one():
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         train(small(), Interrupting(7, times=2), make_plan(5, (1, 3)), optimizer=sgd, clip_norm=1.0)
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_run_in_another_thread_leaves_signals_alone():

@@ -41,15 +41,20 @@ def growth_bytes(first: int, last: int, **settings: Any) -> int:
     return rss_bytes() - seen[0]
 
 
+def grows(limit_bytes: int, first: int, last: int, **settings: Any) -> bool:
+    """Each time: allocators take memory once in a while that threads happen to need at the same time, a leak always."""
+    return all(growth_bytes(first, last, **settings) >= limit_bytes for _ in range(3))
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("settings", MODES, ids=["sync", "async"])
 def test_memory_does_not_grow(settings: dict[str, Any]):
     """Over 1200 steps: less than 2 KiB a step, where a batch's tensors are ten times that."""
-    assert growth_bytes(300, 1500, **settings) < 1200 * 2048
+    assert not grows(1200 * 2048, 300, 1500, **settings)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("settings", MODES, ids=["sync", "async"])
 def test_memory_does_not_grow_over_many_steps(settings: dict[str, Any]):
     """Over 10,000 steps: less than 200 bytes a step; losses and counters are some of them."""
-    assert growth_bytes(1000, 11_000, **settings) < 10_000 * 200
+    assert not grows(10_000 * 200, 1000, 11_000, **settings)

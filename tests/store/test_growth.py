@@ -96,13 +96,13 @@ def test_first_values_do_not_depend_on_when_a_row_was_made() -> None:
 
 
 def fastest_s(action: Callable[[Any], object], *, times: int = 3) -> float:
-    """Seconds of the fastest of some runs, each on an empty table."""
+    """Processor seconds of the fastest of some runs, each on an empty table."""
     seconds = []
     for _ in range(times):
         table = plain_table()
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         action(table)
-        seconds.append(time.perf_counter() - began_s)
+        seconds.append(time.process_time() - began_s)
     return min(seconds)
 
 
@@ -355,4 +355,4 @@ for n in (100, 288, 700, 1500, 2000, 2500, 3700, 9000):
 @pytest.mark.parametrize("way", ["admission", "delta"])
 def test_all_ids_may_be_replaced_by_others(way: str, tmp_path: Path) -> None:
     """The index is made anew for few ids while as many as before come in. In a process of its own: once it hung."""
-    subprocess.run([sys.executable, "-c", REPLACED, way, str(tmp_path)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", REPLACED, way, str(tmp_path)], check=True, timeout=300)

@@ -13,7 +13,7 @@ from heterps.store import SparseTable
 
 IDS = np.arange(3)
 EXPIRES_S = 3600
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
 
 class Clock:

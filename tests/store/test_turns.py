@@ -13,7 +13,7 @@ from heterps.errors import InvalidInput
 from heterps.store import SparseTable
 from heterps.store.turns import Turns
 
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
 
 def full_table(rows: int = 100) -> SparseTable:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from heterps.telemetry import Record
 from heterps.telemetry.records import Kind
 
+LIMIT_S = 150.0
 ALL: tuple[Kind, ...] = ("span", "count", "scalar", "event")
 
 
@@ -62,5 +63,5 @@ class Stuck(Kept):
 
     def write(self, records: Sequence[Record]) -> None:
         self.entered.set()
-        assert self.go.wait(30)
+        assert self.go.wait(LIMIT_S)
         super().write(records)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from heterps.telemetry import ChromeTrace, Recorder
-from tests.telemetry.fakes import Clock
+from tests.telemetry.fakes import LIMIT_S, Clock
 
 
 def load(path: Path) -> list[dict[str, Any]]:
@@ -72,14 +72,14 @@ def test_threads_of_one_stage_and_of_none_have_their_own_tracks(tmp_path: Path):
                 inside.set()
             with recorder.span("read"):
                 pass
-            recorder.flush(30)
-            ready.wait(30)
+            recorder.flush(LIMIT_S)
+            ready.wait(LIMIT_S)
 
         thread = threading.Thread(target=replica, name="reader")
         with recorder.span("forward", stage=1):
             thread.start()
-            assert inside.wait(30)
-        recorder.flush(30)
+            assert inside.wait(LIMIT_S)
+        recorder.flush(LIMIT_S)
         ready.set()
         thread.join()
     events = load(path)

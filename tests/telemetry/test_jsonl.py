@@ -13,11 +13,13 @@ import pytest
 
 from heterps.errors import InvalidInput
 from heterps.telemetry import JsonLines, Recorder, read_jsonl
-from tests.telemetry.fakes import Clock
+from tests.telemetry.fakes import LIMIT_S, Clock
 
-WRITES = """
+WRITES = f"""
 import os, sys
 from heterps.telemetry import ChromeTrace, JsonLines, Recorder
+from heterps.telemetry.writer import Writer
+Writer.close.__defaults__ = ({LIMIT_S},)
 recorder = Recorder([JsonLines(sys.argv[1]), ChromeTrace(sys.argv[2])], every_s=60)
 for step in range(3):
     with recorder.span("forward", stage=0, step=step):
@@ -28,12 +30,12 @@ for step in range(3):
 
 def run(ending: str, folder: Path) -> int:
     command = [sys.executable, "-c", WRITES + ending, folder / "t.jsonl", folder / "t.json"]
-    return subprocess.run(command, timeout=60, check=False).returncode
+    return subprocess.run(command, timeout=LIMIT_S, check=False).returncode
 
 
 def test_lines_hold_the_documented_fields(tmp_path: Path):
     clock, path = Clock(), tmp_path / "new" / "telemetry.jsonl"
-    with Recorder([JsonLines(path)], clock=clock) as recorder:
+    with Recorder([JsonLines(path)], clock=clock, every_s=3600) as recorder:  # it writes only when it is told
         clock.now += 0.5
         with recorder.span("pull", stage=2, step=0, micro_batch=1):
             clock.now += 0.25
@@ -137,7 +139,7 @@ def test_a_program_that_ends_without_close_loses_nothing(tmp_path: Path):
 
 
 def test_a_killed_program_leaves_what_was_flushed(tmp_path: Path):
-    ending = "recorder.flush()\nrecorder.event('lost')\nos.kill(os.getpid(), 9)"
+    ending = f"assert recorder.flush({LIMIT_S})\nrecorder.event('lost')\nos.kill(os.getpid(), 9)"
     assert run(ending, tmp_path) == -signal.SIGKILL
     assert [line.get("step") for line in read_jsonl(tmp_path / "t.jsonl")] == [None, 0, 1, 2]
     assert len(json.loads((tmp_path / "t.json").read_text() + "]")) == 7

@@ -11,7 +11,7 @@ import pytest
 
 from heterps.errors import InvalidInput
 from heterps.telemetry import Recorder, Total
-from tests.telemetry.fakes import Clock, Failing, Kept, Stuck
+from tests.telemetry.fakes import LIMIT_S, Clock, Failing, Kept, Stuck
 
 
 def work(
@@ -126,13 +126,13 @@ def test_busy_is_the_union_over_the_threads_of_a_stage():
     def other() -> None:
         with recorder.span("push", stage=0):
             inside.set()
-            assert leave.wait(30)
+            assert leave.wait(LIMIT_S)
 
     thread = threading.Thread(target=other)
     with recorder.span("forward", stage=0):
         clock.now += 1.0
         thread.start()
-        assert inside.wait(30)
+        assert inside.wait(LIMIT_S)
         clock.now += 1.0
     clock.now += 2.0
     leave.set()
@@ -156,7 +156,7 @@ def test_many_threads_lose_nothing():
         thread.start()
     for thread in running:
         thread.join()
-    assert recorder.flush(30)
+    assert recorder.flush(LIMIT_S)
     assert len(sink.of("span")) == threads * spans
     assert sorted(total.count for total in recorder.totals().values()) == [2 * spans, 3 * spans, 3 * spans]
     assert recorder.counts()["rows"] == sink.of("count")[-1].total == threads * spans * 2
@@ -168,7 +168,7 @@ def test_a_full_queue_drops_and_counts(caplog: pytest.LogCaptureFixture):
     sink = Stuck()
     recorder = Recorder([sink], capacity=10, every_s=0.001)
     recorder.scalar("loss", 0.0, step=0)
-    assert sink.entered.wait(30)
+    assert sink.entered.wait(LIMIT_S)
     for step in range(1, 31):
         recorder.scalar("loss", 0.0, step=step)
     assert recorder.dropped == 20
@@ -183,7 +183,7 @@ def test_a_failing_sink_is_reported_once_and_the_others_go_on(caplog: pytest.Log
     with Recorder([bad, good]) as recorder:
         for step in range(5):
             recorder.scalar("loss", 0.0, step=step)
-            assert recorder.flush(30)
+            assert recorder.flush(LIMIT_S)
         assert recorder.dropped == 5
     assert len(good.records) == 5
     assert bad.writes == 1
@@ -195,14 +195,14 @@ def test_close_does_not_wait_for_a_stuck_sink(caplog: pytest.LogCaptureFixture):
     sink = Stuck()
     recorder = Recorder([sink], every_s=0.001)
     recorder.scalar("loss", 0.0, step=0)
-    assert sink.entered.wait(30)
+    assert sink.entered.wait(LIMIT_S)
     assert not recorder.flush(0.01)
-    began = time.monotonic()
     recorder.close(timeout_s=0.01)
-    assert time.monotonic() - began < 10
+    assert not sink.go.is_set()
+    assert not sink.closed.is_set()
     assert "did not finish writing within 0.01 s" in messages(caplog)[0]
     sink.go.set()
-    assert sink.closed.wait(30)  # it still ends well when it can
+    assert sink.closed.wait(LIMIT_S)  # it still ends well when it can
 
 
 def test_nonsense_is_dropped_not_raised(caplog: pytest.LogCaptureFixture):
@@ -238,10 +238,10 @@ def test_records_that_no_sink_wants_are_not_kept():
 
 
 def test_no_thread_without_sinks():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     recorder = Recorder()
     recorder.scalar("loss", 0.0, step=0)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert recorder.flush()
     recorder.close()
 
@@ -252,7 +252,7 @@ def test_a_forgotten_recorder_closes_its_sinks():
     recorder.scalar("loss", 0.0, step=0)
     del recorder
     gc.collect()
-    assert sink.closed.wait(30)
+    assert sink.closed.wait(LIMIT_S)
     assert len(sink.records) == 1
 
 
@@ -270,7 +270,7 @@ def test_a_handler_may_record_while_its_thread_does():
     recorder.now()
     thread = threading.Thread(target=recorder.busy, args=(0,), daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
     assert recorder.counts() == {"signals": 1}
 

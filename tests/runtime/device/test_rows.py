@@ -74,14 +74,14 @@ def test_rows_pulled_ahead_wait_for_the_updates_they_must_see():
     with ThreadPoolExecutor(1) as ahead:
         coming = [ahead.submit(rows.prepare, step, batch) for step in range(5)]
         for step in range(3):
-            assert (begin(step, coming[step].result(timeout=60)) == 0).all()
+            assert (begin(step, coming[step].result(timeout=150)) == 0).all()
         with pytest.raises(TimeoutError):
             coming[3].result(timeout=0.2)  # it must see step 0
         end(0)
-        assert (begin(3, coming[3].result(timeout=60)) == -1).all()
+        assert (begin(3, coming[3].result(timeout=150)) == -1).all()
         assert not coming[4].done()
         shared.fail()  # a run that ends leaves nobody waiting
-        coming[4].result(timeout=60)
+        coming[4].result(timeout=150)
 
 
 def test_schedules_and_clipping(way: str):
