@@ -140,6 +140,7 @@ class Limit(Subject):
         from heterps import _native
 
         self.native, (rows, dim) = _native, (spec["rows"], spec["dim"])
+        self.ahead = spec.get("ahead", 16)
         self.rows = buffer(rows, dim)
         self.state = np.full(rows, 0.01, np.float32)
         size = int(np.prod(spec.get("batch", (4096, 26))))
@@ -152,8 +153,8 @@ class Limit(Subject):
 
     def step(self, batch: Array) -> None:
         """Reads rows; then reads, changes and writes rows and state."""
-        self.native.flat_pull(self.rows, batch, self.out)
-        self.native.flat_push(self.rows, self.state, batch, self.grads, 0.01)
+        self.native.flat_pull(self.rows, batch, self.out, self.ahead)
+        self.native.flat_push(self.rows, self.state, batch, self.grads, 0.01, self.ahead)
 
 
 SUBJECTS: dict[str, Any] = {

@@ -179,11 +179,11 @@ def sum_stretches(
 ) -> None:
     """Row number place[n] (n without places) of the stretches = the sum of grads[i] over number[i] == n."""
 
-def flat_pull(rows: Float32s, slot: Words, out: Float32s) -> None:
-    """The least a pull must do, for comparison: rows of known slots."""
+def flat_pull(rows: Float32s, slot: Words, out: Float32s, ahead: int) -> None:
+    """The least a pull must do, for comparison: rows of known slots, fetched so many ahead."""
 
-def flat_push(rows: Float32s, state: Float32s, slot: Words, grads: Float32s, lr: float) -> None:
-    """The least a push must do, for comparison: row-wise Adagrad on rows of known, distinct slots."""
+def flat_push(rows: Float32s, state: Float32s, slot: Words, grads: Float32s, lr: float, ahead: int) -> None:
+    """The least a push must do, for comparison: row-wise Adagrad on rows of known, distinct slots, so many ahead."""
 
 Bag = tuple[Int64s, Int64s]
 """Ids, and the offsets of each row's."""

@@ -22,6 +22,8 @@ using heterps::array;
 
 namespace {
 
+constexpr std::size_t kGatherAhead = 32;   // rows that are fetched before they are copied
+
 Kind kind_of(const std::string& name) {
   static const char* const kNames[] = {"sgd", "momentum", "adagrad", "rowwise-adagrad", "adam", "ftrl"};
   for (int i = 0; i < 6; ++i) {
@@ -246,7 +248,7 @@ void bind_store(nb::module_& m) {
     }
     nb::gil_scoped_release unlocked;
     kernels(static_cast<int>(dim), Kind::sgd).flat_pull(rows.data(), number.data(), number.size(), out.data(),
-                                                        static_cast<int>(dim));
+                                                        static_cast<int>(dim), kGatherAhead);
   }, nb::arg("rows").noconvert(), nb::arg("number").noconvert(), nb::arg("out").noconvert());
   m.def("split", [](Ids ids, std::size_t shards) {
     if (shards < 1 || ids.size() > kMostSlots) throw std::invalid_argument("at least one shard, fewer than 2^32 ids");
@@ -311,13 +313,13 @@ void bind_store(nb::module_& m) {
     nb::gil_scoped_release unlocked;
     sum_by_number(grads.data(), number.data(), number.size(), static_cast<int>(dim), sums.data());
   }, nb::arg("grads").noconvert(), nb::arg("number").noconvert(), nb::arg("sums").noconvert());
-  m.def("flat_pull", [](Floats rows, Words slot, FloatsOut out) {
+  m.def("flat_pull", [](Floats rows, Words slot, FloatsOut out, std::size_t ahead) {
     const int dim = static_cast<int>(rows.shape(1));
     same(out.size(), slot.size() * dim, "rows");
     nb::gil_scoped_release unlocked;
-    kernels(dim, Kind::rowwise_adagrad).flat_pull(rows.data(), slot.data(), slot.size(), out.data(), dim);
-  }, nb::arg("rows").noconvert(), nb::arg("slot").noconvert(), nb::arg("out").noconvert());
-  m.def("flat_push", [](FloatsOut rows, FloatsOut state, Words slot, Floats grads, float lr) {
+    kernels(dim, Kind::rowwise_adagrad).flat_pull(rows.data(), slot.data(), slot.size(), out.data(), dim, ahead);
+  }, nb::arg("rows").noconvert(), nb::arg("slot").noconvert(), nb::arg("out").noconvert(), nb::arg("ahead"));
+  m.def("flat_push", [](FloatsOut rows, FloatsOut state, Words slot, Floats grads, float lr, std::size_t ahead) {
     const int dim = static_cast<int>(rows.shape(1));
     same(grads.size(), slot.size() * dim, "gradients");
     Rule rule;
@@ -326,7 +328,7 @@ void bind_store(nb::module_& m) {
     rule.clip_value = rule.clip_norm = std::numeric_limits<float>::infinity();
     nb::gil_scoped_release unlocked;
     kernels(dim, Kind::rowwise_adagrad)
-        .flat_push(rule, rows.data(), state.data(), slot.data(), slot.size(), grads.data(), dim);
+        .flat_push(rule, rows.data(), state.data(), slot.data(), slot.size(), grads.data(), dim, ahead);
   }, nb::arg("rows").noconvert(), nb::arg("state").noconvert(), nb::arg("slot").noconvert(),
-     nb::arg("grads").noconvert(), nb::arg("lr"));
+     nb::arg("grads").noconvert(), nb::arg("lr"), nb::arg("ahead"));
 }

@@ -43,7 +43,7 @@ class Index {
   }
 
   // Fetches the bucket that an id will be looked for in.
-  void fetch(std::int64_t id) const {
+  HETERPS_INLINE void fetch(std::int64_t id) const {
     const std::uint64_t hash = view_.place(id);
     const BucketArray& array = view_.array_of(hash);
     __builtin_prefetch(&array.at(array.home(hash)), 1);

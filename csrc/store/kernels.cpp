@@ -25,23 +25,24 @@ void pool(const float* const* rows, std::size_t count, bool mean, float* out, in
 }
 
 template <int kDim>
-void flat_pull(const float* rows, const std::uint32_t* slot, std::size_t count, float* out, int width) {
+void flat_pull(const float* rows, const std::uint32_t* slot, std::size_t count, float* out, int width,
+               std::size_t ahead) {
   const std::size_t dim = kDim > 0 ? kDim : width;
   for (std::size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) prefetch(rows + slot[i + kAhead] * dim, sizeof(float) * dim);
+    if (i + ahead < count) prefetch(rows + slot[i + ahead] * dim, sizeof(float) * dim);
     memcpy(out + i * dim, rows + slot[i] * dim, sizeof(float) * dim);
   }
 }
 
 template <int kDim>
 void flat_push(const Rule& rule, float* rows, float* state, const std::uint32_t* slot, std::size_t count,
-               const float* grads, int width) {
+               const float* grads, int width, std::size_t ahead) {
   const std::size_t dim = kDim > 0 ? kDim : width;
   Powers powers;
   for (std::size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) {
-      prefetch(rows + slot[i + kAhead] * dim, sizeof(float) * dim);
-      __builtin_prefetch(state + slot[i + kAhead], 1);
+    if (i + ahead < count) {
+      prefetch(rows + slot[i + ahead] * dim, sizeof(float) * dim);
+      __builtin_prefetch(state + slot[i + ahead], 1);
     }
     update<Kind::rowwise_adagrad>(rule, rows + slot[i] * dim, state + slot[i], grads + i * dim, static_cast<int>(dim),
                                   powers);
@@ -50,8 +51,8 @@ void flat_push(const Rule& rule, float* rows, float* state, const std::uint32_t*
 
 template <int kDim>
 Kernels of_width(Kind kind) {
-  Kernels out{share, number<kDim>, fetch, probe, gather<kDim>, copy<kDim>, find<kDim>, copy_distinct<kDim>, nullptr, pool<kDim>,
-              flat_pull<kDim>, flat_push<kDim>};
+  Kernels out{share, choose, number<kDim>, fetch, probe, gather<kDim>, copy<kDim>, find<kDim>, copy_distinct<kDim>,
+              nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
   switch (kind) {
     case Kind::sgd: out.update = apply<Kind::sgd, kDim>; break;
     case Kind::momentum: out.update = apply<Kind::momentum, kDim>; break;

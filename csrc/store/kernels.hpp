@@ -56,6 +56,10 @@ struct Gradients {
 struct Kernels {
   // Which of so many lanes each id belongs to, and how many each gets: `counts` is zeros, four for each lane.
   void (*share)(const std::int64_t* ids, std::size_t count, std::size_t lanes, std::uint16_t* lane, std::uint32_t* counts);
+  // The ids of one lane among those of a call, and their positions, in the order of the call; `chosen` and `position` have
+  // room for all and eight more. Returns how many they are.
+  std::size_t (*choose)(const std::int64_t* ids, std::size_t count, std::size_t lane, std::size_t lanes,
+                        std::int64_t* chosen, std::uint32_t* position);
   // A call is worked on in blocks, and what the next step of a block will read is fetched during one of another block.
   // Numbers the lane's ids from `begin` to `end`, after those before; fetches the rows of the distinct ids from number
   // `waiting` on that were there before.
@@ -78,10 +82,12 @@ struct Kernels {
   void (*update)(const Rule&, const Distinct&, const Gradients&, const RowView&, int dim);
   // The sum, or the mean, of `count` rows; a null row is zeros.
   void (*pool)(const float* const* rows, std::size_t count, bool mean, float* out, int dim);
-  // The least that pull and push must move, for comparison: rows and state in flat arrays, slots known.
-  void (*flat_pull)(const float* rows, const std::uint32_t* slot, std::size_t count, float* out, int dim);
+  // The least that pull and push must move, for comparison: rows and state in flat arrays, slots known. Fetches so many
+  // rows ahead.
+  void (*flat_pull)(const float* rows, const std::uint32_t* slot, std::size_t count, float* out, int dim,
+                    std::size_t ahead);
   void (*flat_push)(const Rule&, float* rows, float* state, const std::uint32_t* slot, std::size_t count,
-                    const float* grads, int dim);
+                    const float* grads, int dim, std::size_t ahead);
 };
 
 // The best this processor has, for rows of the given width.

@@ -47,8 +47,13 @@ class Lane {
   explicit Lane(const Config& config);
 
   enum class Access { pull, push, peek };   // peek: neither creates nor counts
-  // Finds the rows of a call's ids, makes those that are missing, and copies them to `out`, if given.
-  void resolve(Distinct& call, Access access, Now now, float* out);
+  // Finds the rows of a call's ids, makes those that are missing, and copies them to `out`, if given: those of the lane's
+  // ids from `from` to `to`.
+  struct Copies {
+    float* out = nullptr;
+    std::size_t from = 0, to = 0;
+  };
+  void resolve(Distinct& call, Access access, Now now, Copies copies);
   // Copies the rows of a call that was resolved to `out`.
   void copy(const Distinct& call, float* out) const;
   // Finds the rows of distinct ids that were numbered, kNoSlot where there is none, and copies them to `out`, if given,

@@ -2,12 +2,26 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "hash.hpp"
 #include "numbering.hpp"
 
 namespace heterps::store {
+
+namespace {
+
+// So many lanes at most find their own ids each; of more, the ids are brought together by all.
+constexpr std::size_t kChoosing = 4;
+// Between what two lanes write: they may write a little too far, and share no cache line.
+constexpr std::size_t kApart = 16;
+
+void check_size(std::size_t count) {
+  if (count > kMostSlots) throw std::length_error("a call takes at most 4,294,967,280 ids");
+}
+
+}  // namespace
 
 Table::Table(const Config& config, int threads)
     : config_(config), pool_(threads), kernels_(kernels(config.dim, config.rule.kind)), scratches_(threads),
@@ -55,7 +69,7 @@ std::size_t Table::Batch::distinct() const { return shares.back().before + share
 
 // Brings together the ids of each lane, in so many parts, and in the order of the call.
 void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t parts) {
-  if (count > kMostSlots) throw std::length_error("a call takes at most 4,294,967,280 ids");
+  check_size(count);
   const std::size_t lanes = lanes_.size(), shares = lanes * parts;
   batch.shares.resize(shares);
   const bool keeps = !batch.ids.empty();   // what it is known by
@@ -96,6 +110,18 @@ void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch, 
   });
 }
 
+// Finds the ids of one lane among all: no threads wait for each other, nor for what another one's caches hold.
+const std::int64_t* Table::choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t lane,
+                                  Scratch& scratch) {
+  const std::size_t lanes = lanes_.size(), begin = count * lane / lanes, end = count * (lane + 1) / lanes;
+  if (!batch.ids.empty()) std::copy(ids + begin, ids + end, batch.ids.data() + begin);
+  Share& share = batch.shares[lane];
+  share.begin = lane * (count + kApart);
+  if (scratch.id.size() < count + kApart) scratch.id.resize(count + kApart);
+  share.count = kernels_.choose(ids, count, lane, lanes, scratch.id.data(), batch.position.data() + share.begin);
+  return scratch.id.data();
+}
+
 // Room to number the ids of a share in.
 Distinct Table::numbering(Batch& batch, std::size_t share, Scratch& scratch, const std::int64_t* ids) const {
   Distinct call = batch.view(share);
@@ -123,21 +149,44 @@ void Table::numbered(Batch& batch) {
 
 void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                     std::uint32_t seconds) {
+  check_size(count);
   const Now now = advance(seconds);
-  share_out(ids, count, batch, 1);
-  batch.make_room(count, true);
+  batch.count = count;
+  const bool choosing = lanes_.size() > 1 && lanes_.size() <= kChoosing;
+  std::size_t room = count;
+  if (choosing) {
+    room = lanes_.size() * (count + kApart);   // of which only what is used takes memory
+    batch.shares.resize(lanes_.size());
+    batch.position.resize(std::max(batch.position.size(), room));
+  } else {
+    share_out(ids, count, batch, 1);
+  }
+  batch.make_room(room, true);
   each([&](int l, Scratch& scratch) {
     Share& share = batch.shares[l];
-    Distinct call = numbering(batch, l, scratch, lanes_.size() == 1 ? ids : shared_.data() + share.begin);
+    const std::int64_t* own = lanes_.size() == 1 ? ids : shared_.data() + share.begin;
+    if (choosing) own = choose(ids, count, batch, l, scratch);
+    Distinct call = numbering(batch, l, scratch, own);
     if (scratch.behind.size() < call.count) scratch.behind.resize(call.count), scratch.home.resize(call.count);
     call.behind = scratch.behind.data();
     call.home = scratch.home.data();
-    lanes_[l]->resolve(call, access, now, out);
+    const auto [from, to] = within(call, count, l);
+    lanes_[l]->resolve(call, access, now, {out, from, to});
     share.distinct = call.distinct;
     share.repeats = call.repeats;
     share.generation = lanes_[l]->generation();
   });
   numbered(batch);
+  if (out != nullptr && lanes_.size() > 1) copy_rows(batch, out, false);
+}
+
+// Which of a lane's ids lie in one of as many stretches of the call as there are lanes.
+std::pair<std::size_t, std::size_t> Table::within(const Distinct& call, std::size_t count, std::size_t stretch) const {
+  if (call.position == nullptr) return {0, call.count};
+  const auto before = [&](std::size_t end) {
+    return std::lower_bound(call.position, call.position + call.count, end) - call.position;
+  };
+  return {before(count * stretch / lanes_.size()), before(count * (stretch + 1) / lanes_.size())};
 }
 
 void Table::fill_first_values(const std::int64_t* ids, Batch& batch, float* out) {
@@ -160,7 +209,7 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool cr
   }
   if (Batch* batch = recall(ids, count, true); batch != nullptr) {
     batch->prepared = false;
-    copy_rows(*batch, out);
+    copy_rows(*batch, out, true);
     return;
   }
   Batch& batch = next_batch(count);
@@ -177,8 +226,20 @@ void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t se
   batch.prepared = true;
 }
 
-void Table::copy_rows(Batch& batch, float* out) {
-  each([&](int l, Scratch&) { lanes_[l]->copy(batch.view(l), out); });
+// By stretches of the call, whichever lanes the rows are in: so each part of `out` stays with one core. Those of a
+// stretch's own lane may have been copied before.
+void Table::copy_rows(Batch& batch, float* out, bool own) {
+  each([&](int t, Scratch&) {
+    for (std::size_t l = 0; l < lanes_.size(); ++l) {
+      if (!own && l == static_cast<std::size_t>(t)) continue;
+      Distinct call = batch.view(l);
+      const auto [from, to] = within(call, batch.count, t);
+      call.number += from;
+      if (call.position != nullptr) call.position += from;
+      call.count = to - from;
+      lanes_[l]->copy(call, out);
+    }
+  });
 }
 
 void Table::peek(const std::int64_t* ids, std::size_t count, float* weights, float* state) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "lane.hpp"
@@ -123,6 +124,8 @@ class Table {
   void each_share(const Batch& batch, const std::function<void(std::size_t, Scratch&)>& work);
   void write_numbers(const Batch& batch, std::size_t stretch, std::int32_t* number) const;
   void share_out(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t parts);
+  const std::int64_t* choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t lane,
+                             Scratch& scratch);
   void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                std::uint32_t seconds);
   void number(const std::int64_t* ids, std::size_t count, Batch& batch);
@@ -139,7 +142,8 @@ class Table {
   std::vector<Batch*> recall_parts(const std::vector<Part>& parts);
   Distinct numbering(Batch& batch, std::size_t share, Scratch& scratch, const std::int64_t* ids) const;
   void numbered(Batch& batch);
-  void copy_rows(Batch& batch, float* out);
+  std::pair<std::size_t, std::size_t> within(const Distinct& call, std::size_t count, std::size_t stretch) const;
+  void copy_rows(Batch& batch, float* out, bool own);
   void remember(Batch& batch);
 
   std::mutex mutex_;

@@ -14,7 +14,8 @@ inline constexpr std::uint32_t kErased = 0xFFFFFFFEu;    // an index entry that 
 inline constexpr std::uint32_t kMostSlots = 0xFFFFFFF0u;
 
 // The finalizer of splitmix64 (Stafford's variant 13): every input bit moves every output bit.
-HETERPS_INLINE constexpr std::uint64_t mix(std::uint64_t z) {
+template <typename Word = std::uint64_t>   // or a vector of them
+HETERPS_INLINE constexpr Word mix(Word z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
   return z ^ (z >> 31);

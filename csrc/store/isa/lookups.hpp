@@ -54,6 +54,38 @@ void share(const std::int64_t* ids, std::size_t count, std::size_t lanes, std::u
   }
 }
 
+#if defined(__AVX512DQ__)
+// lane_of for eight ids.
+HETERPS_INLINE __m512i lanes_of(__m512i ids, std::size_t lanes) {
+  typedef std::uint64_t Eight __attribute__((vector_size(64)));
+  return reinterpret_cast<__m512i>(((mix(reinterpret_cast<Eight>(ids) + kGolden) >> 48) * lanes) >> 16);
+}
+#endif
+
+// Which lane an id belongs to is random, so nothing branches on it: an id of another lane is overwritten by the next.
+std::size_t choose(const std::int64_t* ids, std::size_t count, std::size_t lane, std::size_t lanes, std::int64_t* chosen,
+                   std::uint32_t* position) {
+  std::size_t taken = 0, i = 0;
+#if defined(__AVX512DQ__)
+  const __m512i wanted = _mm512_set1_epi64(static_cast<long long>(lane));
+  const __m256i steps = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  for (; i + 8 <= count; i += 8) {
+    const __m512i some = _mm512_loadu_si512(ids + i);
+    const __mmask8 own = _mm512_cmpeq_epi64_mask(lanes_of(some, lanes), wanted);
+    const __m256i at = _mm256_add_epi32(steps, _mm256_set1_epi32(static_cast<int>(i)));
+    _mm512_storeu_si512(chosen + taken, _mm512_maskz_compress_epi64(own, some));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(position + taken), _mm256_maskz_compress_epi32(own, at));
+    taken += static_cast<std::size_t>(__builtin_popcount(own));
+  }
+#endif
+  for (; i < count; ++i) {
+    chosen[taken] = ids[i];
+    position[taken] = static_cast<std::uint32_t>(i);
+    taken += lane_of(ids[i], lanes) == lane;
+  }
+  return taken;
+}
+
 // Whether an id is new is as good as random, so nothing here branches on it: the id is written where a new one would
 // stand, an empty entry of the table is read as that place, and all is overwritten by the next id if it was not new.
 template <int kDim, bool kAll, bool kRepeats>
@@ -79,11 +111,7 @@ HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t e
     const std::int64_t id = asked[i];
     std::size_t at = entry(id);
     if (i < fetch) fetch_row<kDim>(call, waiting + i - begin, rows, width);
-    if (far && i + 2 * kAhead < count) {
-      __builtin_prefetch(table + entry(asked[i + 2 * kAhead]), 1);
-      const std::uint32_t there = table[entry(asked[i + kAhead])];
-      __builtin_prefetch(ids + (there < distinct ? there : distinct));
-    }
+    if (far && i + 2 * kAhead < count) __builtin_prefetch(table + entry(asked[i + 2 * kAhead]), 1);
     ids[distinct] = id;
     std::uint32_t number = table[at] < distinct ? table[at] : distinct;
     while (ids[number] != id) [[unlikely]] {
@@ -204,7 +232,7 @@ void copy(const Distinct& call, const RowView& rows, int width, float* out) {
   for (std::size_t i = 0; i < call.count; ++i) {
     if (i + kAhead < call.count) {
       const std::uint32_t later = call.slot[call.number[i + kAhead]];
-      if (later != kNoSlot) prefetch(rows.weights(later), sizeof(float) * dim);
+      if (later != kNoSlot) prefetch_to_read(rows.weights(later), sizeof(float) * dim);
     }
     const std::size_t p = call.position == nullptr ? i : call.position[i];
     const std::uint32_t slot = call.slot[call.number[i]];

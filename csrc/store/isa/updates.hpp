@@ -170,7 +170,8 @@ HETERPS_INLINE void apply_some(const Rule& rule, const Distinct& call, const Gra
     }
     return ranks[u] == kNoSlot ? from.row(first[u], dim) : from.sums + static_cast<std::size_t>(ranks[u]) * dim;
   };
-  const auto fetch = [&](std::size_t u) {
+  // GCC takes a function that only fetches for one without effects, and drops calls of it unless they are inlined first.
+  const auto fetch = [&](std::size_t u) __attribute__((always_inline)) {
     const std::uint32_t slot = slots[u];
     if (slot == kNoSlot) return;
     __builtin_prefetch(gradient(u));
@@ -181,9 +182,9 @@ HETERPS_INLINE void apply_some(const Rule& rule, const Distinct& call, const Gra
       prefetch(rows.state(slot), rows.state_bytes);
     }
   };
-  for (std::size_t u = 0; u < count && u < kAhead; ++u) fetch(u);
+  for (std::size_t u = 0; u < count && u < kRowsAhead; ++u) fetch(u);
   for (std::size_t u = 0; u < count; ++u) {
-    if (u + kAhead < count) fetch(u + kAhead);
+    if (u + kRowsAhead < count) fetch(u + kRowsAhead);
     const std::uint32_t slot = slots[u];
     if (slot == kNoSlot) continue;
     float* w = rows.weights(slot);
