@@ -126,7 +126,7 @@ def measure_core(*, seconds: float = 0.5) -> CoreRates:
 def _best(work: Callable[[], object], seconds: float) -> float:
     work()
     best, until = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    while best == float("inf") or time.perf_counter() < until:  # once at least, however late it is
         began = time.perf_counter()
         work()
         best = min(best, time.perf_counter() - began)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from heterps.telemetry.records import Record, Sink
 
 log = logging.getLogger("heterps.telemetry")
+
+ENDED_S = 0.1
+"""How often who waits for a flush looks whether the writing thread has ended."""
 
 
 class _Outlet:
@@ -106,7 +110,13 @@ class Writer:
         done = threading.Event()
         self._flushes.append(done)
         self._wake.set()
-        return done.wait(timeout_s)
+        until = time.monotonic() + timeout_s
+        while not done.wait(min(ENDED_S, max(0.0, until - time.monotonic()))):
+            if not self._thread.is_alive():
+                return True  # it was closed meanwhile, and had written everything
+            if time.monotonic() >= until:
+                return False
+        return True
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Writes what is left and closes the sinks; False if that takes longer, which then goes on by itself."""
@@ -130,8 +140,8 @@ class Writer:
         self._drain()
         for outlet in self._outlets:
             outlet.close()
-        for done in self._flushes:
-            done.set()
+        while self._flushes:
+            self._flushes.popleft().set()
 
     def _drain(self) -> None:
         records = [self._queue.popleft() for _ in range(len(self._queue))]

@@ -17,7 +17,7 @@ from heterps.ps import InvalidRequest
 from heterps.runtime.checkpoint import CheckpointFailed
 from heterps.runtime.cluster import watch
 from heterps.runtime.cluster.mail import PeerLost
-from heterps.runtime.cluster.policy import Limits, Raised
+from heterps.runtime.cluster.policy import Frozen, Limits, Raised
 from heterps.runtime.cluster.watch import Failed, Watch
 from heterps.runtime.pipeline import StageFailed
 
@@ -35,6 +35,38 @@ def raised(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Failed:
     with pytest.raises(Failed) as found:
         Watch(Limits())._get("stage 0 replica 1", object())
     return found.value
+
+
+class Silent:
+    """An actor that was heard once, and then never answers again."""
+
+    class beat:  # noqa: N801
+        @staticmethod
+        def options(**_: Any) -> Any:
+            return Silent.beat
+
+        @staticmethod
+        def remote() -> object:
+            return object()
+
+
+def test_time_in_which_the_coordinator_stood_still_is_nobodys_silence(monkeypatch: pytest.MonkeyPatch):
+    now, heard = 0.0, True
+    monkeypatch.setattr(watch.ray, "wait", lambda calls, **_: (calls if heard else [], []))
+    monkeypatch.setattr(watch.ray, "get", lambda _: 0)
+    looking = Watch(Limits(frozen_s=15.0), clock=lambda: now)
+    looking.add("replica", Silent)
+    looking.tick()
+    heard = False
+    now = 100.0  # a stall of this process
+    looking.tick()
+    while now < 112.75:  # of silence 98 s do not count
+        now += 0.25
+        looking.tick()
+    now = 113.25
+    with pytest.raises(Failed) as failed:
+        looking.tick()
+    assert isinstance(failed.value.event, Frozen)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from heterps.runtime.pipeline import StageFailed
 
 TICK_S = 0.25
 """Between two looks at all actors."""
+STOOD_S = 2.0
+"""If more than this lies between two looks, we stood still, or were busy: the rest of it is nobody's silence."""
 MISTAKES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError,
     SyntaxError, TypeError, ValueError,
@@ -51,7 +53,7 @@ class Watch:
         self._steps: dict[str, int] = {}
         self._endless: dict[Any, str] = {}
         self._done = -1
-        self._moved = clock()
+        self._moved = self._looked = clock()
 
     def add(self, name: str, actor: Any) -> None:
         """From now on this one has to answer; its first answer may take as long as a process takes to start."""
@@ -93,6 +95,9 @@ class Watch:
     def tick(self, *, stepping: bool = False) -> None:
         """Looks at all actors once."""
         now = self._clock()
+        stood_s, self._looked = max(0.0, now - self._looked - STOOD_S), now
+        self._moved += stood_s
+        self._beats = {name: (call, asked + stood_s) for name, (call, asked) in self._beats.items()}
         for name, actor in self._actors.items():
             if name not in self._beats:
                 self._beats[name] = (_beat(actor), now)
