@@ -53,13 +53,20 @@ struct Gradients {
   }
 };
 
+// Ids of a call that belong to one lane, and their positions, in the order of the call. Both arrays have room for all and
+// eight more.
+struct Chosen {
+  std::size_t lane;
+  std::int64_t* ids;
+  std::uint32_t* position;
+  std::size_t count = 0;
+};
+
 struct Kernels {
   // Which of so many lanes each id belongs to, and how many each gets: `counts` is zeros, four for each lane.
   void (*share)(const std::int64_t* ids, std::size_t count, std::size_t lanes, std::uint16_t* lane, std::uint32_t* counts);
-  // The ids of one lane among those of a call, and their positions, in the order of the call; `chosen` and `position` have
-  // room for all and eight more. Returns how many they are.
-  std::size_t (*choose)(const std::int64_t* ids, std::size_t count, std::size_t lane, std::size_t lanes,
-                        std::int64_t* chosen, std::uint32_t* position);
+  // The ids of one lane, or two, of so many among those of a call.
+  void (*choose)(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chosen* chosen, std::size_t wanted);
   // A call is worked on in blocks, and what the next step of a block will read is fetched during one of another block.
   // Numbers the lane's ids from `begin` to `end`, after those before; fetches the rows of the distinct ids from number
   // `waiting` on that were there before.

@@ -204,7 +204,7 @@ void Lane::make_missing_rows(Distinct& call, float* out) {
   misses_ = missing.size();
 }
 
-void Lane::resolve(Distinct& call, Access access, Now now, Copies copies) {
+void Lane::resolve(Distinct& call, Access access, Now now, float* out) {
   now_ = now;
   misses_ = 0;
   if (access != Access::peek) grow_on(call.count);
@@ -223,10 +223,9 @@ void Lane::resolve(Distinct& call, Access access, Now now, Copies copies) {
       make_missing(call, found);
     }
     const std::size_t known = call.distinct, next = std::min(end + block, call.count);
-    kernels_.number(call, end, next, copies.out != nullptr || few ? found : known, rows_.view(), config_.dim);
-    const std::size_t from = std::max(begin, copies.from), to = std::min(end, copies.to);
-    if (copies.out != nullptr && from < to) {
-      kernels_.gather(call, from, to, known, index_.view(), rows_.view(), config_.dim, copies.out);
+    kernels_.number(call, end, next, out != nullptr || few ? found : known, rows_.view(), config_.dim);
+    if (out != nullptr) {
+      kernels_.gather(call, begin, end, known, index_.view(), rows_.view(), config_.dim, out);
     } else {
       kernels_.fetch(call, known, index_.view());
     }

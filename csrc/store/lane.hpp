@@ -47,13 +47,8 @@ class Lane {
   explicit Lane(const Config& config);
 
   enum class Access { pull, push, peek };   // peek: neither creates nor counts
-  // Finds the rows of a call's ids, makes those that are missing, and copies them to `out`, if given: those of the lane's
-  // ids from `from` to `to`.
-  struct Copies {
-    float* out = nullptr;
-    std::size_t from = 0, to = 0;
-  };
-  void resolve(Distinct& call, Access access, Now now, Copies copies);
+  // Finds the rows of a call's ids, makes those that are missing, and copies them to `out`, if given.
+  void resolve(Distinct& call, Access access, Now now, float* out);
   // Copies the rows of a call that was resolved to `out`.
   void copy(const Distinct& call, float* out) const;
   // Finds the rows of distinct ids that were numbered, kNoSlot where there is none, and copies them to `out`, if given,
@@ -64,7 +59,7 @@ class Lane {
   void count_hits(std::size_t ids) { hits_ += ids; }   // misses are taken off by settle
   // An index that grows goes on with that whenever a call looks up so many ids.
   bool growing() const { return index_.growing(); }
-  void grow_on(std::size_t ids) { index_.go_on(static_cast<std::uint32_t>(ids / 16 + 1)); }
+  void grow_on(std::size_t ids) { index_.go_on(static_cast<std::uint32_t>(ids / 2 + 1)); }
   // The row and state of one id as they are, its first ones if it has none. No sight of it.
   void read(std::int64_t id, float* weights, float* state) const;
   // First value of an id without a row.

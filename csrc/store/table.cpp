@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -13,7 +14,7 @@ namespace heterps::store {
 namespace {
 
 // So many lanes at most find their own ids each; of more, the ids are brought together by all.
-constexpr std::size_t kChoosing = 4;
+constexpr std::size_t kChoosing = 4 * kLanes;
 // Between what two lanes write: they may write a little too far, and share no cache line.
 constexpr std::size_t kApart = 16;
 
@@ -24,9 +25,12 @@ void check_size(std::size_t count) {
 }  // namespace
 
 Table::Table(const Config& config, int threads)
-    : config_(config), pool_(threads), kernels_(kernels(config.dim, config.rule.kind)), scratches_(threads),
-      ends_(threads) {
-  for (int i = 0; i < threads; ++i) lanes_.push_back(std::make_unique<Lane>(config));
+    : config_(config), pool_(threads), kernels_(kernels(config.dim, config.rule.kind)), scratches_(threads) {
+  const std::size_t lanes = threads == 1 ? 1 : threads * kLanes;
+  for (std::size_t i = 0; i < lanes; ++i) lanes_.push_back(std::make_unique<Lane>(config));
+  ends_.resize(lanes_.size());
+  order_.resize(lanes_.size());
+  std::iota(order_.begin(), order_.end(), 0);
 }
 
 // The table's time. It never goes back: a call that waited for another has looked at the clock before it.
@@ -43,7 +47,7 @@ Lane& Table::lane_of_share(const Batch& batch, std::size_t share) const {
 
 // Work for each lane, or for each of as many stretches of a call.
 void Table::each(const std::function<void(int, Scratch&)>& work) {
-  pool_.run(static_cast<int>(lanes_.size()), [&](int lane, int thread) { work(lane, scratches_[thread]); });
+  pool_.run(static_cast<int>(lanes_.size()), [&](int piece, int thread) { work(order_[piece], scratches_[thread]); });
 }
 
 void Table::each_share(const Batch& batch, const std::function<void(std::size_t, Scratch&)>& work) {
@@ -110,16 +114,21 @@ void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch, 
   });
 }
 
-// Finds the ids of one lane among all: no threads wait for each other, nor for what another one's caches hold.
-const std::int64_t* Table::choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t lane,
-                                  Scratch& scratch) {
-  const std::size_t lanes = lanes_.size(), begin = count * lane / lanes, end = count * (lane + 1) / lanes;
+// Finds the ids of a thread's lanes among all: no threads wait for each other, nor for what another one's caches hold.
+std::array<Chosen, kLanes> Table::choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread,
+                                         Scratch& scratch) {
+  const std::size_t threads = lanes_.size() / kLanes, room = count + kApart;
+  const std::size_t begin = count * thread / threads, end = count * (thread + 1) / threads;
   if (!batch.ids.empty()) std::copy(ids + begin, ids + end, batch.ids.data() + begin);
-  Share& share = batch.shares[lane];
-  share.begin = lane * (count + kApart);
-  if (scratch.id.size() < count + kApart) scratch.id.resize(count + kApart);
-  share.count = kernels_.choose(ids, count, lane, lanes, scratch.id.data(), batch.position.data() + share.begin);
-  return scratch.id.data();
+  if (scratch.id.size() < kLanes * room) scratch.id.resize(kLanes * room);
+  std::array<Chosen, kLanes> chosen;
+  for (std::size_t k = 0; k < kLanes; ++k) {
+    const std::size_t lane = order_[kLanes * thread + k];
+    batch.shares[lane].begin = lane * room;
+    chosen[k] = {lane, scratch.id.data() + k * room, batch.position.data() + lane * room};
+  }
+  kernels_.choose(ids, count, lanes_.size(), chosen.data(), kLanes);
+  return chosen;
 }
 
 // Room to number the ids of a share in.
@@ -152,41 +161,56 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
   check_size(count);
   const Now now = advance(seconds);
   batch.count = count;
-  const bool choosing = lanes_.size() > 1 && lanes_.size() <= kChoosing;
-  std::size_t room = count;
-  if (choosing) {
-    room = lanes_.size() * (count + kApart);   // of which only what is used takes memory
-    batch.shares.resize(lanes_.size());
-    batch.position.resize(std::max(batch.position.size(), room));
-  } else {
-    share_out(ids, count, batch, 1);
-  }
-  batch.make_room(room, true);
-  each([&](int l, Scratch& scratch) {
-    Share& share = batch.shares[l];
-    const std::int64_t* own = lanes_.size() == 1 ? ids : shared_.data() + share.begin;
-    if (choosing) own = choose(ids, count, batch, l, scratch);
-    Distinct call = numbering(batch, l, scratch, own);
+  const auto work = [&](std::size_t lane, const std::int64_t* own, Scratch& scratch) {
+    Share& share = batch.shares[lane];
+    Distinct call = numbering(batch, lane, scratch, own);
     if (scratch.behind.size() < call.count) scratch.behind.resize(call.count), scratch.home.resize(call.count);
     call.behind = scratch.behind.data();
     call.home = scratch.home.data();
-    const auto [from, to] = within(call, count, l);
-    lanes_[l]->resolve(call, access, now, {out, from, to});
+    lanes_[lane]->resolve(call, access, now, out);
     share.distinct = call.distinct;
     share.repeats = call.repeats;
-    share.generation = lanes_[l]->generation();
-  });
+    share.generation = lanes_[lane]->generation();
+  };
+  if (lanes_.size() > 1 && lanes_.size() <= kChoosing) {
+    const std::size_t room = lanes_.size() * (count + kApart);   // of which only what is used takes memory
+    batch.shares.resize(lanes_.size());
+    batch.position.resize(std::max(batch.position.size(), room));
+    batch.make_room(room, true);
+    pool_.run(pool_.threads(), [&](int piece, int thread) {
+      for (const Chosen& chosen : choose(ids, count, batch, piece, scratches_[thread])) {
+        batch.shares[chosen.lane].count = chosen.count;
+        work(chosen.lane, chosen.ids, scratches_[thread]);
+      }
+    });
+  } else {
+    share_out(ids, count, batch, 1);
+    batch.make_room(count, true);
+    each([&](int l, Scratch& scratch) {
+      work(l, lanes_.size() == 1 ? ids : shared_.data() + batch.shares[l].begin, scratch);
+    });
+  }
   numbered(batch);
-  if (out != nullptr && lanes_.size() > 1) copy_rows(batch, out, false);
+  if (lanes_.size() > 1) deal(batch);
 }
 
-// Which of a lane's ids lie in one of as many stretches of the call as there are lanes.
-std::pair<std::size_t, std::size_t> Table::within(const Distinct& call, std::size_t count, std::size_t stretch) const {
-  if (call.position == nullptr) return {0, call.count};
-  const auto before = [&](std::size_t end) {
-    return std::lower_bound(call.position, call.position + call.count, end) - call.position;
+// Deals the lanes out to threads for the next call, by the ids that each had in this one: ids are as frequent as they were.
+// A thread gets the lanes of one rank from the front and one from the back. Lanes that stay find their rows in the caches, so
+// little is not worth it.
+void Table::deal(const Batch& batch) {
+  const auto ids = [&](int lane) { return batch.shares[lane].count; };
+  const auto most = [&](const std::vector<int>& order) {   // ids of a thread
+    std::size_t most = 0;
+    for (std::size_t i = 0; i < order.size(); i += kLanes) most = std::max(most, ids(order[i]) + ids(order[i + 1]));
+    return most;
   };
-  return {before(count * stretch / lanes_.size()), before(count * (stretch + 1) / lanes_.size())};
+  std::vector<int> ranks(order_), dealt(order_);
+  std::sort(ranks.begin(), ranks.end(), [&](int one, int other) { return ids(one) > ids(other); });
+  for (std::size_t rank = 0; rank < ranks.size() / 2; ++rank) {
+    dealt[kLanes * rank] = ranks[rank];
+    dealt[kLanes * rank + 1] = ranks[ranks.size() - 1 - rank];
+  }
+  if (most(dealt) + most(dealt) / 32 < most(order_)) order_ = dealt;
 }
 
 void Table::fill_first_values(const std::int64_t* ids, Batch& batch, float* out) {
@@ -209,7 +233,7 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool cr
   }
   if (Batch* batch = recall(ids, count, true); batch != nullptr) {
     batch->prepared = false;
-    copy_rows(*batch, out, true);
+    each([&](int l, Scratch&) { lanes_[l]->copy(batch->view(l), out); });
     return;
   }
   Batch& batch = next_batch(count);
@@ -224,22 +248,6 @@ void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t se
   resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
   remember(batch);
   batch.prepared = true;
-}
-
-// By stretches of the call, whichever lanes the rows are in: so each part of `out` stays with one core. Those of a
-// stretch's own lane may have been copied before.
-void Table::copy_rows(Batch& batch, float* out, bool own) {
-  each([&](int t, Scratch&) {
-    for (std::size_t l = 0; l < lanes_.size(); ++l) {
-      if (!own && l == static_cast<std::size_t>(t)) continue;
-      Distinct call = batch.view(l);
-      const auto [from, to] = within(call, batch.count, t);
-      call.number += from;
-      if (call.position != nullptr) call.position += from;
-      call.count = to - from;
-      lanes_[l]->copy(call, out);
-    }
-  });
 }
 
 void Table::peek(const std::int64_t* ids, std::size_t count, float* weights, float* state) {

@@ -1,6 +1,6 @@
 // The sparse table: rows of floats under any 64-bit id, their optimizer, their life cycle and snapshots of them.
 //
-// A table is cut into lanes by a hash of the id, one for each thread. Calls exclude each other; within a call every
+// A table is cut into lanes by a hash of the id, some for each thread. Calls exclude each other; within a call every
 // lane works alone, so rows need no locks, and results do not depend on the number of lanes.
 #pragma once
 
@@ -17,6 +17,10 @@
 #include "pool.hpp"
 
 namespace heterps::store {
+
+// Lanes of a thread, where there are several threads: what a call works in then stays in a core's own caches, and lanes
+// with the most frequent ids can be dealt out to different threads.
+inline constexpr std::size_t kLanes = 2;
 
 struct Stats {
   Counters counters;
@@ -124,8 +128,8 @@ class Table {
   void each_share(const Batch& batch, const std::function<void(std::size_t, Scratch&)>& work);
   void write_numbers(const Batch& batch, std::size_t stretch, std::int32_t* number) const;
   void share_out(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t parts);
-  const std::int64_t* choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t lane,
-                             Scratch& scratch);
+  std::array<Chosen, kLanes> choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread,
+                                    Scratch& scratch);
   void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                std::uint32_t seconds);
   void number(const std::int64_t* ids, std::size_t count, Batch& batch);
@@ -142,8 +146,7 @@ class Table {
   std::vector<Batch*> recall_parts(const std::vector<Part>& parts);
   Distinct numbering(Batch& batch, std::size_t share, Scratch& scratch, const std::int64_t* ids) const;
   void numbered(Batch& batch);
-  std::pair<std::size_t, std::size_t> within(const Distinct& call, std::size_t count, std::size_t stretch) const;
-  void copy_rows(Batch& batch, float* out, bool own);
+  void deal(const Batch& batch);
   void remember(Batch& batch);
 
   std::mutex mutex_;
@@ -154,6 +157,7 @@ class Table {
   Pool pool_;
   Kernels kernels_;
   std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<int> order_;         // in which threads take them: kLanes of each, one after the other
   std::vector<Scratch> scratches_;
   // The ids of a call, share by share, and where those of each of its stretches end.
   Scrap<std::int64_t> shared_;

@@ -11,7 +11,7 @@ namespace {
 
 // Parts of a lane's ids: a thread that is held up leaves some to the others, and what a part is numbered in stays in a
 // core's own caches.
-constexpr std::size_t kParts = 4;
+constexpr std::size_t kParts = 2;
 
 }  // namespace
 

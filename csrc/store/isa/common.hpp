@@ -15,7 +15,7 @@ namespace {
 
 // Rows, or buckets, that are fetched ahead of their use; more where little is done with each. Measured: at 16 a core still
 // waits for memory, beyond these nothing more is gained.
-constexpr std::size_t kAhead = 32, kRowsAhead = 48;
+constexpr std::size_t kAhead = 32, kRowsAhead = 48, kOutAhead = 16;
 constexpr std::size_t kLine = 64;
 
 // Before a loop over a row's floats. Without it GCC unrolls short rows to scalars before it looks for vectors.
@@ -25,13 +25,6 @@ HETERPS_INLINE void prefetch(const void* at, std::size_t bytes) {
   const char* line = static_cast<const char*>(at);
   for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(line + offset, 1);
   if (bytes % kLine != 0) __builtin_prefetch(line + bytes - 1, 1);   // which may lie on one more line
-}
-
-// For what is only read: another core may keep its copy.
-HETERPS_INLINE void prefetch_to_read(const void* at, std::size_t bytes) {
-  const char* line = static_cast<const char*>(at);
-  for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(line + offset);
-  if (bytes % kLine != 0) __builtin_prefetch(line + bytes - 1);
 }
 
 }  // namespace

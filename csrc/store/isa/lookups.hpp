@@ -62,28 +62,38 @@ HETERPS_INLINE __m512i lanes_of(__m512i ids, std::size_t lanes) {
 }
 #endif
 
-// Which lane an id belongs to is random, so nothing branches on it: an id of another lane is overwritten by the next.
-std::size_t choose(const std::int64_t* ids, std::size_t count, std::size_t lane, std::size_t lanes, std::int64_t* chosen,
-                   std::uint32_t* position) {
-  std::size_t taken = 0, i = 0;
+// Which lane an id belongs to is random, so nothing branches on it: an id of another lane is overwritten by the next. To read
+// the ids takes longest, so those of two lanes are chosen at once.
+template <std::size_t kWanted>
+HETERPS_INLINE void choose_some(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chosen* chosen) {
+  std::size_t i = 0, taken[kWanted] = {};
 #if defined(__AVX512DQ__)
-  const __m512i wanted = _mm512_set1_epi64(static_cast<long long>(lane));
   const __m256i steps = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   for (; i + 8 <= count; i += 8) {
-    const __m512i some = _mm512_loadu_si512(ids + i);
-    const __mmask8 own = _mm512_cmpeq_epi64_mask(lanes_of(some, lanes), wanted);
+    const __m512i some = _mm512_loadu_si512(ids + i), lane = lanes_of(some, lanes);
     const __m256i at = _mm256_add_epi32(steps, _mm256_set1_epi32(static_cast<int>(i)));
-    _mm512_storeu_si512(chosen + taken, _mm512_maskz_compress_epi64(own, some));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(position + taken), _mm256_maskz_compress_epi32(own, at));
-    taken += static_cast<std::size_t>(__builtin_popcount(own));
+    for (std::size_t k = 0; k < kWanted; ++k) {
+      const __mmask8 own = _mm512_cmpeq_epi64_mask(lane, _mm512_set1_epi64(static_cast<long long>(chosen[k].lane)));
+      _mm512_storeu_si512(chosen[k].ids + taken[k], _mm512_maskz_compress_epi64(own, some));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(chosen[k].position + taken[k]),
+                          _mm256_maskz_compress_epi32(own, at));
+      taken[k] += static_cast<std::size_t>(__builtin_popcount(own));
+    }
   }
 #endif
   for (; i < count; ++i) {
-    chosen[taken] = ids[i];
-    position[taken] = static_cast<std::uint32_t>(i);
-    taken += lane_of(ids[i], lanes) == lane;
+    const std::size_t lane = lane_of(ids[i], lanes);
+    for (std::size_t k = 0; k < kWanted; ++k) {
+      chosen[k].ids[taken[k]] = ids[i];
+      chosen[k].position[taken[k]] = static_cast<std::uint32_t>(i);
+      taken[k] += lane == chosen[k].lane;
+    }
   }
-  return taken;
+  for (std::size_t k = 0; k < kWanted; ++k) chosen[k].count = taken[k];
+}
+
+void choose(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chosen* chosen, std::size_t wanted) {
+  wanted == 2 ? choose_some<2>(ids, count, lanes, chosen) : choose_some<1>(ids, count, lanes, chosen);
 }
 
 // Whether an id is new is as good as random, so nothing here branches on it: the id is written where a new one would
@@ -151,6 +161,14 @@ HETERPS_INLINE const Bucket& home_of(const IndexView& index, std::int64_t id) {
   return array.at(array.home(hash));
 }
 
+// The bucket that stands by so many behind an id's home.
+HETERPS_INLINE const Bucket& bucket_behind(const IndexView& index, std::int64_t id, std::uint32_t step) {
+  const std::uint64_t hash = index.place(id);
+  const BucketArray& array = index.array_of(hash);
+  const std::uint64_t b = std::uint64_t{array.home(hash)} + step;
+  return array.at(static_cast<std::uint32_t>(b < array.size ? b : b % array.size));
+}
+
 // Looks for an id behind its home bucket.
 HETERPS_INLINE std::uint32_t look_behind(const IndexView& index, std::int64_t id) {
   const std::uint64_t hash = index.place(id);
@@ -160,8 +178,8 @@ HETERPS_INLINE std::uint32_t look_behind(const IndexView& index, std::int64_t id
   return slot;
 }
 
-// Three in ten ids stand behind their home bucket. To wait for the next one would stall the rest, so it is fetched, and
-// looked into when all have been looked for at home.
+// Three in ten ids stand behind their home bucket, some of them by two buckets or more. To wait for the next one would
+// stall the rest, so it is fetched, and looked into when all have been looked for in the one before.
 void probe(Distinct& call, std::size_t begin, const IndexView& index) {
   std::uint32_t* const behind = call.behind;
   std::size_t waits = 0;
@@ -174,7 +192,21 @@ void probe(Distinct& call, std::size_t begin, const IndexView& index) {
     waits += result == Probe::go_on;
     if (result == Probe::go_on) __builtin_prefetch(&bucket + 1);   // the next one, but for the last of a chunk
   }
-  for (std::size_t w = 0; w < waits; ++w) call.slot[behind[w]] = look_behind(index, call.id[behind[w]]);
+  const std::uint32_t most = index.present.size > index.old.size ? index.present.size : index.old.size;
+  for (std::uint32_t step = 1; waits > 0 && step < most; ++step) {
+    std::size_t still = 0;
+    for (std::size_t w = 0; w < waits; ++w) {
+      const std::uint32_t u = behind[w];
+      const Bucket& bucket = bucket_behind(index, call.id[u], step);
+      std::uint32_t slot = kNoSlot;
+      const Probe result = look(bucket, call.id[u], slot);
+      call.slot[u] = slot;
+      behind[still] = u;
+      still += result == Probe::go_on;
+      if (result == Probe::go_on) __builtin_prefetch(&bucket + 1);
+    }
+    waits = still;
+  }
 }
 
 template <bool kGrowing>
@@ -203,6 +235,8 @@ HETERPS_INLINE void gather_some(const Distinct& call, std::size_t begin, std::si
     // Buckets of the ids that will be looked for next are fetched on the way.
     if (waiting < count) fetch_one<kGrowing>(call, waiting++, at);
     const std::size_t p = kAll ? i : call.position[i];
+    // Here and there only is a row of this lane's: no processor would fetch these lines by itself.
+    if (!kAll && i + kOutAhead < end) prefetch(out + call.position[i + kOutAhead] * dim, sizeof(float) * dim);
     const std::uint32_t slot = slots[numbers[i]];
     if (slot != kNoSlot) [[likely]] {
       memcpy(out + p * dim, row.weights(slot), sizeof(float) * dim);
@@ -232,7 +266,8 @@ void copy(const Distinct& call, const RowView& rows, int width, float* out) {
   for (std::size_t i = 0; i < call.count; ++i) {
     if (i + kAhead < call.count) {
       const std::uint32_t later = call.slot[call.number[i + kAhead]];
-      if (later != kNoSlot) prefetch_to_read(rows.weights(later), sizeof(float) * dim);
+      if (later != kNoSlot) prefetch(rows.weights(later), sizeof(float) * dim);
+      if (call.position != nullptr) prefetch(out + call.position[i + kAhead] * dim, sizeof(float) * dim);
     }
     const std::size_t p = call.position == nullptr ? i : call.position[i];
     const std::uint32_t slot = call.slot[call.number[i]];
