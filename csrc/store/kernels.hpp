@@ -53,6 +53,10 @@ struct Gradients {
   }
 };
 
+// Lanes of a thread, where there are several threads: what a call works in then stays in a core's own caches, and lanes
+// with the most frequent ids can be dealt out to different threads.
+inline constexpr std::size_t kLanes = 2;
+
 // Ids of a call that belong to one lane, and their positions, in the order of the call. Both arrays have room for all and
 // eight more.
 struct Chosen {
@@ -65,8 +69,8 @@ struct Chosen {
 struct Kernels {
   // Which of so many lanes each id belongs to, and how many each gets: `counts` is zeros, four for each lane.
   void (*share)(const std::int64_t* ids, std::size_t count, std::size_t lanes, std::uint16_t* lane, std::uint32_t* counts);
-  // The ids of one lane, or two, of so many among those of a call.
-  void (*choose)(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chosen* chosen, std::size_t wanted);
+  // The ids of a thread's lanes, of so many, among those of a call.
+  void (*choose)(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chosen (&chosen)[kLanes]);
   // A call is worked on in blocks, and what the next step of a block will read is fetched during one of another block.
   // Numbers the lane's ids from `begin` to `end`, after those before; fetches the rows of the distinct ids from number
   // `waiting` on that were there before.

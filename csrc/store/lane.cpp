@@ -206,8 +206,8 @@ void Lane::make_missing_rows(Distinct& call, float* out) {
 
 void Lane::resolve(Distinct& call, Access access, Now now, float* out) {
   now_ = now;
-  misses_ = 0;
   if (access != Access::peek) grow_on(call.count);
+  misses_ = 0;
   // Life depends on how often an id occurs in the whole call, so that is found out first where rows are tracked.
   const std::size_t block = config_.tracks ? std::max<std::size_t>(1, call.count) : kBlock;
   // Rows that are not copied at once are fetched only if they will still be near when all are known.

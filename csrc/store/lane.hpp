@@ -57,9 +57,12 @@ class Lane {
   // Then makes those that are missing, does to rows what a sight does, and copies those that are new or changed.
   void settle(Distinct call, Access access, Now now, float* out);
   void count_hits(std::size_t ids) { hits_ += ids; }   // misses are taken off by settle
-  // An index that grows goes on with that whenever a call looks up so many ids.
   bool growing() const { return index_.growing(); }
-  void grow_on(std::size_t ids) { index_.go_on(static_cast<std::uint32_t>(ids / 2 + 1)); }
+  // An index that grows goes on with that whenever a call looks up so many ids: lookups take longer until it is done. Little
+  // by little while many rows are made, as these make it go on, too.
+  void grow_on(std::size_t ids) {
+    index_.go_on(static_cast<std::uint32_t>(ids / (misses_ > ids / 16 ? 16 : 2) + 1));
+  }
   // The row and state of one id as they are, its first ones if it has none. No sight of it.
   void read(std::int64_t id, float* weights, float* state) const;
   // First value of an id without a row.

@@ -115,20 +115,19 @@ void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch, 
 }
 
 // Finds the ids of a thread's lanes among all: no threads wait for each other, nor for what another one's caches hold.
-std::array<Chosen, kLanes> Table::choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread,
-                                         Scratch& scratch) {
+void Table::choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread, Scratch& scratch,
+                   Chosen (&chosen)[kLanes]) {
   const std::size_t threads = lanes_.size() / kLanes, room = count + kApart;
   const std::size_t begin = count * thread / threads, end = count * (thread + 1) / threads;
   if (!batch.ids.empty()) std::copy(ids + begin, ids + end, batch.ids.data() + begin);
   if (scratch.id.size() < kLanes * room) scratch.id.resize(kLanes * room);
-  std::array<Chosen, kLanes> chosen;
   for (std::size_t k = 0; k < kLanes; ++k) {
     const std::size_t lane = order_[kLanes * thread + k];
     batch.shares[lane].begin = lane * room;
     chosen[k] = {lane, scratch.id.data() + k * room, batch.position.data() + lane * room};
   }
-  kernels_.choose(ids, count, lanes_.size(), chosen.data(), kLanes);
-  return chosen;
+  kernels_.choose(ids, count, lanes_.size(), chosen);
+  for (const Chosen& one : chosen) batch.shares[one.lane].count = one.count;
 }
 
 // Room to number the ids of a share in.
@@ -178,10 +177,9 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
     batch.position.resize(std::max(batch.position.size(), room));
     batch.make_room(room, true);
     pool_.run(pool_.threads(), [&](int piece, int thread) {
-      for (const Chosen& chosen : choose(ids, count, batch, piece, scratches_[thread])) {
-        batch.shares[chosen.lane].count = chosen.count;
-        work(chosen.lane, chosen.ids, scratches_[thread]);
-      }
+      Chosen chosen[kLanes];
+      choose(ids, count, batch, piece, scratches_[thread], chosen);
+      for (const Chosen& one : chosen) work(one.lane, one.ids, scratches_[thread]);
     });
   } else {
     share_out(ids, count, batch, 1);

@@ -18,10 +18,6 @@
 
 namespace heterps::store {
 
-// Lanes of a thread, where there are several threads: what a call works in then stays in a core's own caches, and lanes
-// with the most frequent ids can be dealt out to different threads.
-inline constexpr std::size_t kLanes = 2;
-
 struct Stats {
   Counters counters;
   std::uint32_t steps = 0;
@@ -128,8 +124,8 @@ class Table {
   void each_share(const Batch& batch, const std::function<void(std::size_t, Scratch&)>& work);
   void write_numbers(const Batch& batch, std::size_t stretch, std::int32_t* number) const;
   void share_out(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t parts);
-  std::array<Chosen, kLanes> choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread,
-                                    Scratch& scratch);
+  void choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread, Scratch& scratch,
+              Chosen (&chosen)[kLanes]);
   void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                std::uint32_t seconds);
   void number(const std::int64_t* ids, std::size_t count, Batch& batch);

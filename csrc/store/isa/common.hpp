@@ -27,6 +27,12 @@ HETERPS_INLINE void prefetch(const void* at, std::size_t bytes) {
   if (bytes % kLine != 0) __builtin_prefetch(line + bytes - 1, 1);   // which may lie on one more line
 }
 
+HETERPS_INLINE void prefetch_to_read(const void* at, std::size_t bytes) {
+  const char* line = static_cast<const char*>(at);
+  for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(line + offset);
+  if (bytes % kLine != 0) __builtin_prefetch(line + bytes - 1);
+}
+
 }  // namespace
 
 }  // namespace heterps::store::HETERPS_ISA

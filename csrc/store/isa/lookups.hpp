@@ -63,16 +63,15 @@ HETERPS_INLINE __m512i lanes_of(__m512i ids, std::size_t lanes) {
 #endif
 
 // Which lane an id belongs to is random, so nothing branches on it: an id of another lane is overwritten by the next. To read
-// the ids takes longest, so those of two lanes are chosen at once.
-template <std::size_t kWanted>
-HETERPS_INLINE void choose_some(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chosen* chosen) {
-  std::size_t i = 0, taken[kWanted] = {};
+// the ids takes longest, so those of all lanes of a thread are chosen at once.
+void choose(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chosen (&chosen)[kLanes]) {
+  std::size_t i = 0, taken[kLanes] = {};
 #if defined(__AVX512DQ__)
   const __m256i steps = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   for (; i + 8 <= count; i += 8) {
     const __m512i some = _mm512_loadu_si512(ids + i), lane = lanes_of(some, lanes);
     const __m256i at = _mm256_add_epi32(steps, _mm256_set1_epi32(static_cast<int>(i)));
-    for (std::size_t k = 0; k < kWanted; ++k) {
+    for (std::size_t k = 0; k < kLanes; ++k) {
       const __mmask8 own = _mm512_cmpeq_epi64_mask(lane, _mm512_set1_epi64(static_cast<long long>(chosen[k].lane)));
       _mm512_storeu_si512(chosen[k].ids + taken[k], _mm512_maskz_compress_epi64(own, some));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(chosen[k].position + taken[k]),
@@ -83,17 +82,13 @@ HETERPS_INLINE void choose_some(const std::int64_t* ids, std::size_t count, std:
 #endif
   for (; i < count; ++i) {
     const std::size_t lane = lane_of(ids[i], lanes);
-    for (std::size_t k = 0; k < kWanted; ++k) {
+    for (std::size_t k = 0; k < kLanes; ++k) {
       chosen[k].ids[taken[k]] = ids[i];
       chosen[k].position[taken[k]] = static_cast<std::uint32_t>(i);
       taken[k] += lane == chosen[k].lane;
     }
   }
-  for (std::size_t k = 0; k < kWanted; ++k) chosen[k].count = taken[k];
-}
-
-void choose(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chosen* chosen, std::size_t wanted) {
-  wanted == 2 ? choose_some<2>(ids, count, lanes, chosen) : choose_some<1>(ids, count, lanes, chosen);
+  for (std::size_t k = 0; k < kLanes; ++k) chosen[k].count = taken[k];
 }
 
 // Whether an id is new is as good as random, so nothing here branches on it: the id is written where a new one would

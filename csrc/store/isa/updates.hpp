@@ -16,7 +16,9 @@ HETERPS_INLINE void sum_repeats(const Distinct& call, const Gradients& from, int
   const auto scale = [&](std::uint32_t p) { return from.scale != nullptr ? from.scale[p] : 1.0f; };
   std::uint32_t ranks = 0;
   for (std::size_t r = 0; r < call.repeats; ++r) {
-    if (r + kAhead < call.repeats) __builtin_prefetch(from.row(call.repeat_position[r + kAhead], dim));
+    if (r + kAhead < call.repeats) {
+      prefetch_to_read(from.row(call.repeat_position[r + kAhead], dim), sizeof(float) * dim);
+    }
     const std::uint32_t number = call.repeat_number[r], p = call.repeat_position[r];
     std::uint32_t rank = from.rank[number];
     const float* grad = from.row(p, dim);
@@ -50,8 +52,13 @@ HETERPS_INLINE float squares(const float* x, int dim) {
     sum += some * some;
   }
   if (j < dim) {
+#if defined(__AVX512F__)   // what is stored in parts and then read as a whole makes the processor wait
+    const Sixteen rest = reinterpret_cast<Sixteen>(
+        _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << (dim - j)) - 1), x + j));
+#else
     Sixteen rest = {};
     memcpy(&rest, x + j, sizeof(float) * (dim - j));
+#endif
     sum += rest * rest;
   }
   const Eight eight = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
@@ -174,7 +181,7 @@ HETERPS_INLINE void apply_some(const Rule& rule, const Distinct& call, const Gra
   const auto fetch = [&](std::size_t u) __attribute__((always_inline)) {
     const std::uint32_t slot = slots[u];
     if (slot == kNoSlot) return;
-    __builtin_prefetch(gradient(u));
+    prefetch_to_read(gradient(u), bytes);
     prefetch(rows.weights(slot), bytes);
     if constexpr (kKind == Kind::rowwise_adagrad) {
       __builtin_prefetch(rows.state(slot), 1);
