@@ -26,7 +26,7 @@ from turns import Turns
 HERE = Path(__file__).parent
 PEER_PYTHON = HERE / ".peers" / "fbgemm" / "bin" / "python"
 PEERS = ("torch", "fbgemm", "redis", "redis-py")
-BATCH_IDS = 4096 * 26
+WARM_UP = 4  # rounds: a table that was just filled may still move its index for some tens of calls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +64,13 @@ class Bench:
         return worker
 
     def rates(self, workers: Sequence[Worker]) -> dict[str, np.ndarray]:
-        """Ids a second of each worker in each round, in turns; the first round warms up and is left out."""
+        """Ids a second of each worker in each round, in turns, after some to warm up."""
         rates: dict[str, list[float]] = {worker.name: [] for worker in workers}
-        for _ in range(self.size.rounds + 1):
+        for _ in range(WARM_UP + self.size.rounds):
             for worker in workers:
                 answer = worker.run(self.size.batches)
                 rates[worker.name].append(answer["ids"] / answer["seconds"] if answer else np.nan)
-        return {name: np.array(values[1:]) for name, values in rates.items()}
+        return {name: np.array(values[WARM_UP:]) for name, values in rates.items()}
 
     def compare(self, workers: Sequence[Worker], aims: dict[str, str]) -> list[str]:
         """A table of rates, and the first worker's ratio to each; `aims` names the aim of a line."""

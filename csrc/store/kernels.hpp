@@ -19,7 +19,7 @@ struct Rule {
 // The ids of one call that belong to one lane, and the distinct ones among them, numbered as they first occur. All
 // arrays have room for `count`, and one.
 struct Distinct {
-  const std::int64_t* ids;         // the lane's ids, side by side
+  const std::int64_t* ids;         // the lane's ids, side by side; or those of the call, if they are `spread` there
   const std::uint32_t* position;   // of them in the call, ascending; null: they are all of the call's
   std::size_t count;               // of the lane's ids
   std::uint32_t* number;           // for each of the lane's ids the number of its distinct one
@@ -34,6 +34,7 @@ struct Distinct {
   std::uint32_t* behind;           // scratch
   std::uint32_t* table;            // scratch: kNoSlot everywhere, a power of two and more than `count` of them
   int table_bits;
+  bool spread = false;
 };
 
 // Gradients of a call: that of position p is grads[row_of ? row_of[p] : p] · (scale ? scale[p] : 1), or lies at at[p].
@@ -57,11 +58,9 @@ struct Gradients {
 // with the most frequent ids can be dealt out to different threads.
 inline constexpr std::size_t kLanes = 2;
 
-// Ids of a call that belong to one lane, and their positions, in the order of the call. Both arrays have room for all and
-// eight more.
+// Positions of the ids of a call that belong to one lane, in the order of the call. There is room for all and 16 more.
 struct Chosen {
   std::size_t lane;
-  std::int64_t* ids;
   std::uint32_t* position;
   std::size_t count = 0;
 };

@@ -115,16 +115,15 @@ void Table::share_out(const std::int64_t* ids, std::size_t count, Batch& batch, 
 }
 
 // Finds the ids of a thread's lanes among all: no threads wait for each other, nor for what another one's caches hold.
-void Table::choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread, Scratch& scratch,
+void Table::choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread,
                    Chosen (&chosen)[kLanes]) {
   const std::size_t threads = lanes_.size() / kLanes, room = count + kApart;
   const std::size_t begin = count * thread / threads, end = count * (thread + 1) / threads;
   if (!batch.ids.empty()) std::copy(ids + begin, ids + end, batch.ids.data() + begin);
-  if (scratch.id.size() < kLanes * room) scratch.id.resize(kLanes * room);
   for (std::size_t k = 0; k < kLanes; ++k) {
     const std::size_t lane = order_[kLanes * thread + k];
     batch.shares[lane].begin = lane * room;
-    chosen[k] = {lane, scratch.id.data() + k * room, batch.position.data() + lane * room};
+    chosen[k] = {lane, batch.position.data() + lane * room};
   }
   kernels_.choose(ids, count, lanes_.size(), chosen);
   for (const Chosen& one : chosen) batch.shares[one.lane].count = one.count;
@@ -160,9 +159,10 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
   check_size(count);
   const Now now = advance(seconds);
   batch.count = count;
-  const auto work = [&](std::size_t lane, const std::int64_t* own, Scratch& scratch) {
+  const auto work = [&](std::size_t lane, const std::int64_t* own, bool spread, Scratch& scratch) {
     Share& share = batch.shares[lane];
     Distinct call = numbering(batch, lane, scratch, own);
+    call.spread = spread;
     if (scratch.behind.size() < call.count) scratch.behind.resize(call.count), scratch.home.resize(call.count);
     call.behind = scratch.behind.data();
     call.home = scratch.home.data();
@@ -178,14 +178,14 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
     batch.make_room(room, true);
     pool_.run(pool_.threads(), [&](int piece, int thread) {
       Chosen chosen[kLanes];
-      choose(ids, count, batch, piece, scratches_[thread], chosen);
-      for (const Chosen& one : chosen) work(one.lane, one.ids, scratches_[thread]);
+      choose(ids, count, batch, piece, chosen);
+      for (const Chosen& one : chosen) work(one.lane, ids, true, scratches_[thread]);
     });
   } else {
     share_out(ids, count, batch, 1);
     batch.make_room(count, true);
     each([&](int l, Scratch& scratch) {
-      work(l, lanes_.size() == 1 ? ids : shared_.data() + batch.shares[l].begin, scratch);
+      work(l, lanes_.size() == 1 ? ids : shared_.data() + batch.shares[l].begin, false, scratch);
     });
   }
   numbered(batch);

@@ -124,8 +124,7 @@ class Table {
   void each_share(const Batch& batch, const std::function<void(std::size_t, Scratch&)>& work);
   void write_numbers(const Batch& batch, std::size_t stretch, std::int32_t* number) const;
   void share_out(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t parts);
-  void choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread, Scratch& scratch,
-              Chosen (&chosen)[kLanes]);
+  void choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread, Chosen (&chosen)[kLanes]);
   void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                std::uint32_t seconds);
   void number(const std::int64_t* ids, std::size_t count, Batch& batch);

@@ -67,15 +67,16 @@ HETERPS_INLINE __m512i lanes_of(__m512i ids, std::size_t lanes) {
 void choose(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chosen (&chosen)[kLanes]) {
   std::size_t i = 0, taken[kLanes] = {};
 #if defined(__AVX512DQ__)
-  const __m256i steps = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  for (; i + 8 <= count; i += 8) {
-    const __m512i some = _mm512_loadu_si512(ids + i), lane = lanes_of(some, lanes);
-    const __m256i at = _mm256_add_epi32(steps, _mm256_set1_epi32(static_cast<int>(i)));
+  const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (; i + 16 <= count; i += 16) {
+    const __m512i low = lanes_of(_mm512_loadu_si512(ids + i), lanes);
+    const __m512i high = lanes_of(_mm512_loadu_si512(ids + i + 8), lanes);
+    const __m512i at = _mm512_add_epi32(steps, _mm512_set1_epi32(static_cast<int>(i)));
     for (std::size_t k = 0; k < kLanes; ++k) {
-      const __mmask8 own = _mm512_cmpeq_epi64_mask(lane, _mm512_set1_epi64(static_cast<long long>(chosen[k].lane)));
-      _mm512_storeu_si512(chosen[k].ids + taken[k], _mm512_maskz_compress_epi64(own, some));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(chosen[k].position + taken[k]),
-                          _mm256_maskz_compress_epi32(own, at));
+      const __m512i wanted = _mm512_set1_epi64(static_cast<long long>(chosen[k].lane));
+      const auto own = static_cast<__mmask16>(_mm512_cmpeq_epi64_mask(low, wanted) |
+                                              _mm512_cmpeq_epi64_mask(high, wanted) << 8);
+      _mm512_storeu_si512(chosen[k].position + taken[k], _mm512_maskz_compress_epi32(own, at));
       taken[k] += static_cast<std::size_t>(__builtin_popcount(own));
     }
   }
@@ -83,7 +84,6 @@ void choose(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chose
   for (; i < count; ++i) {
     const std::size_t lane = lane_of(ids[i], lanes);
     for (std::size_t k = 0; k < kLanes; ++k) {
-      chosen[k].ids[taken[k]] = ids[i];
       chosen[k].position[taken[k]] = static_cast<std::uint32_t>(i);
       taken[k] += lane == chosen[k].lane;
     }
@@ -93,7 +93,7 @@ void choose(const std::int64_t* ids, std::size_t count, std::size_t lanes, Chose
 
 // Whether an id is new is as good as random, so nothing here branches on it: the id is written where a new one would
 // stand, an empty entry of the table is read as that place, and all is overwritten by the next id if it was not new.
-template <int kDim, bool kAll, bool kRepeats>
+template <int kDim, bool kAll, bool kRepeats, bool kSpread = false>
 HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t end, std::size_t waiting,
                                 const RowView& rows, int width) {
   const std::size_t found = call.distinct - waiting, fetch = begin + (found < end - begin ? found : end - begin);
@@ -113,10 +113,10 @@ HETERPS_INLINE void number_some(Distinct& call, std::size_t begin, std::size_t e
   };
   for (std::size_t i = begin; i < end; ++i) {
     const std::uint32_t p = kAll || !kRepeats ? static_cast<std::uint32_t>(i) : call.position[i];
-    const std::int64_t id = asked[i];
+    const std::int64_t id = asked[kSpread ? p : i];
     std::size_t at = entry(id);
     if (i < fetch) fetch_row<kDim>(call, waiting + i - begin, rows, width);
-    if (far && i + 2 * kAhead < count) __builtin_prefetch(table + entry(asked[i + 2 * kAhead]), 1);
+    if (far && i + 2 * kAhead < count) __builtin_prefetch(table + entry(asked[kSpread ? call.position[i + 2 * kAhead] : i + 2 * kAhead]), 1);
     ids[distinct] = id;
     std::uint32_t number = table[at] < distinct ? table[at] : distinct;
     while (ids[number] != id) [[unlikely]] {
@@ -144,6 +144,8 @@ void number(Distinct& call, std::size_t begin, std::size_t end, std::size_t wait
     number_some<kDim, false, false>(call, begin, end, waiting, rows, dim);
   } else if (call.position == nullptr) {
     number_some<kDim, true, true>(call, begin, end, waiting, rows, dim);
+  } else if (call.spread) {
+    number_some<kDim, false, true, true>(call, begin, end, waiting, rows, dim);
   } else {
     number_some<kDim, false, true>(call, begin, end, waiting, rows, dim);
   }
