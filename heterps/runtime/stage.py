@@ -19,6 +19,7 @@ from heterps.models.joined import spend
 from heterps.models.layer import SparseEmbedding
 from heterps.runtime import adam
 from heterps.runtime.placement import StageSpec
+from heterps.runtime.products import Products, pays
 from heterps.runtime.rows import DistinctRows, HostRows, Lookup, Rows
 from heterps.runtime.threads import threads_for, use_for_simple_operations
 from heterps.runtime.transit import arrived
@@ -115,6 +116,8 @@ class Stage:
         self.waits = any(_waits(some) for some in rows)
         """Whether `wait` does anything."""
         self._precision = precision
+        plain = spec.device.type == "cpu" and precision == torch.float32
+        self._products: AbstractContextManager[Any] = Products(spec.threads) if plain and pays() else nullcontext()
         for layer in self.layers:
             layer.to(spec.device)
         own = {layer.name for layer in self.layers}
@@ -150,7 +153,12 @@ class Stage:
         return ordered, tuple(name for name in ordered if name not in ids or name in others or name == self._label)
 
     def _is_spent(self, layer: SparseEmbedding, chain: Chain) -> bool:
-        """Whether the rows of a layer are a copy that one layer reads here, and nobody afterwards."""
+        """Whether the rows of a layer are a copy that one layer reads here, and nobody afterwards.
+
+        Where products are oneDNN's it makes no difference: that writes to memory of its own.
+        """
+        if isinstance(self._products, Products):
+            return False
         readers = sum(other.reads.count(layer.writes[0]) for other in chain.layers)
         rows = self._rows_of.get(layer.name)
         own = isinstance(rows, HostRows) and rows.copies and self.spec.device.type == "cpu"
@@ -234,7 +242,7 @@ class Stage:
 
     def compute(self, values: Tensors, rows_of: Callable[[SparseEmbedding], Any]) -> None:
         """Runs the layers: adds what they write to `values`."""
-        with self._autocast():
+        with self._autocast(), self._products:
             for layer in self.layers:
                 if isinstance(layer, SparseEmbedding):
                     rows = rows_of(layer)
