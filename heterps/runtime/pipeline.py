@@ -180,15 +180,21 @@ class Pipeline:
                 self._losses[step.number] = loss
             self._changed.notify_all()
 
-    def reduce(self, step: int, stage: Stage) -> float:
-        """A stage here has all gradients of the step. What it multiplies them by needs all norms, so it waits."""
+    def reduce(self, step: int, stage: Stage) -> Callable[[], float]:
+        """A stage here has all gradients of the step. What they are multiplied by needs the norms of all."""
         if self._clip_norm is None:
-            return 1.0
+            return lambda: 1.0
         with self._changed:
             norms = self._norms.setdefault(step, [])
             norms.append(stage.squared_norm().cpu())
             self._norms.pop(step - self._in_flight - 1, None)
             self._changed.notify_all()
+        return lambda: self._factor(norms)
+
+    def _factor(self, norms: list[Tensor]) -> float:
+        """What gradients are multiplied by, once the norms of all stages are there."""
+        assert self._clip_norm is not None
+        with self._changed:
             self._changed.wait_for(lambda: len(norms) == len(self.stages) or self._error is not None or self._closed)
         if len(norms) < len(self.stages):
             raise StageFailed("the run ended while a step was under way")

@@ -141,6 +141,7 @@ class Stage:
         """Seconds that a GPU worked, and for how many steps, where it tells; else the stage's spans do."""
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._loss_sum: Tensor | None = None
+        self._pushed = -1  # the last step whose rows are pushed
         self._shares_out = spec.device.type == "cpu" and spec.threads > 1 and precision == torch.float32
         self._simple_threads = 0  # not known yet
 
@@ -288,6 +289,12 @@ class Stage:
         norms = [norm.square() for norm in torch._foreach_norm(grads)] if grads else []
         return torch.stack(norms).sum() if norms else torch.zeros((), device=self.spec.device)
 
+    def push(self, step: Step) -> None:
+        """Updates rows by the step's gradients, ahead of `apply`, which else does it."""
+        for rows in self.rows:
+            rows.push(step.number)
+        self._pushed = step.number
+
     def apply(self, step: Step, *, scale: float = 1.0) -> Tensor | None:
         """Updates weights and rows by the step's gradients, dense ones times `scale`; the last stage gives the loss."""
         self._set_threads()
@@ -298,8 +305,8 @@ class Stage:
                 adam.step(self.optimizer)
             for parameter in self._trained:  # as `zero_grad`, which takes longer
                 parameter.grad = None
-        for rows in self.rows:
-            rows.push(step.number)
+        if self._pushed != step.number:
+            self.push(step)
         loss, self._loss_sum = self._loss_sum, None
         return loss
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsFloat
@@ -69,8 +70,11 @@ class Hub(Protocol):
         """A stage has updated its weights for a step."""
         ...
 
-    def reduce(self, step: int, stage: Stage) -> float:
-        """Makes a stage's gradients those of the whole step, and gives what they are multiplied by."""
+    def reduce(self, step: int, stage: Stage) -> Callable[[], float]:
+        """Starts to make a stage's gradients those of the whole step.
+
+        What it gives waits until they are, and gives what they are multiplied by.
+        """
         ...
 
     def fail(self, error: BaseException, stage: StageSpec) -> None:
@@ -197,9 +201,13 @@ class Worker:
             self._apply(step)
 
     def _apply(self, step: Step) -> None:
-        scale = self._pipeline.reduce(step.number, self.stage)
+        reduced = self._pipeline.reduce(step.number, self.stage)
         if not self.stage.applies_at_once:
-            self._set_lr(step.number)  # not within the span either: servers may have to answer
+            self._set_lr(step.number)  # not within a span: servers may have to answer
+        if self.stage.waits and not self.stage.applies_at_once:
+            with self._span("push", step.number, None):
+                self.stage.push(step)  # the servers work on that while gradients are added up
+        scale = reduced()
         with self._span("update", step.number, None):
             loss = self.stage.apply(step, scale=scale)
         self._gone_back = step.number + 1

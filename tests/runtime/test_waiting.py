@@ -92,8 +92,8 @@ class Hub:
     def applied(self, stage: int, step: Step, loss: Any) -> None:
         pass
 
-    def reduce(self, step: int, stage: Stage) -> float:
-        return 1.0
+    def reduce(self, step: int, stage: Stage) -> Callable[[], float]:
+        return lambda: 1.0
 
     def fail(self, error: BaseException, stage: StageSpec) -> None:
         raise error

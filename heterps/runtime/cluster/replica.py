@@ -258,10 +258,22 @@ class Replica:
         torch.manual_seed(seed_of(self._settings.seed, step.number, step.numbers[micro_batch], self._seat.stage))
         yield
 
-    def reduce(self, step: int, stage: Stage) -> float:
-        """Adds gradients up over the stage's replicas; gives the factor by which all stages' norm is clipped."""
-        if self._sum is not None:
-            add_up(step, [one for one in stage.parameters.values() if one.requires_grad], self._sum)
+    def reduce(self, step: int, stage: Stage) -> Callable[[], float]:
+        """Starts to add gradients up over the stage's replicas. Gives what waits for the sums.
+
+        That gives the factor by which all stages' norm is clipped.
+        """
+        trained = [one for one in stage.parameters.values() if one.requires_grad]
+        added = add_up(step, trained, self._sum) if self._sum is not None else None
+
+        def reduced() -> float:
+            if added is not None:
+                added()
+            return self._factor(step, stage)
+
+        return reduced
+
+    def _factor(self, step: int, stage: Stage) -> float:
         limit = self._settings.clip_norm
         if limit is None or stage.applies_at_once:
             return 1.0

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -27,15 +27,16 @@ class Sum(Protocol):
     device: torch.device
     """Where the buffer has to be."""
 
-    def __call__(self, step: int, buffer: Tensor) -> None:
-        """The buffer of each becomes the sum of all, the same to the bit."""
+    def __call__(self, step: int, buffer: Tensor) -> Callable[[], Tensor]:
+        """Starts; what it gives waits for the sum, the same for all to the bit. The buffer is then the group's."""
         ...
 
 
 class MailSum:
     """Every member adds up one slice of the buffer, in the order of members, and sends it to the others.
 
-    Each sends and receives 2·(n-1)/n of the buffer, the least there is.
+    Each sends and receives 2·(n-1)/n of the buffer, the least there is. Two members send all of it, which is as much,
+    and need not wait for a second message.
     """
 
     device = torch.device("cpu")
@@ -43,23 +44,32 @@ class MailSum:
     def __init__(self, mail: Mail, seats: Sequence[Seat], me: Seat) -> None:
         self._mail, self._seats, self._me = mail, seats, me
 
-    def __call__(self, step: int, buffer: Tensor) -> None:
+    def __call__(self, step: int, buffer: Tensor) -> Callable[[], Tensor]:
         """See `Sum`."""
         count = len(self._seats)
         slices = [buffer[len(buffer) * k // count : len(buffer) * (k + 1) // count] for k in range(count)]
         for seat, part in zip(self._seats, slices, strict=True):
-            self._send(seat, step, "sum", part)
-        own = slices[self._me.replica]
+            self._send(seat, step, "sum", buffer if count == 2 else part)
+        return lambda: self._added(step, buffer) if count == 2 else self._joined(step, buffer, slices)
+
+    def _added(self, step: int, own: Tensor) -> Tensor:
+        """The members' parts added up, in memory of its own: `own` may still be on its way to another."""
         parts = [own if seat == self._me else self._take(seat, step, "sum") for seat in self._seats]
         total = torch.add(parts[0], parts[1])
         for part in parts[2:]:
             total += part
+        return total
+
+    def _joined(self, step: int, buffer: Tensor, slices: Sequence[Tensor]) -> Tensor:
+        own = slices[self._me.replica]
+        total = self._added(step, own)
         own.copy_(total)
         for seat in self._seats:  # not from the buffer: whoever clips gradients writes to it while this is on its way
             self._send(seat, step, "summed", total)
         for seat, part in zip(self._seats, slices, strict=True):
             if seat != self._me:
                 part.copy_(self._take(seat, step, "summed"))
+        return buffer
 
     def _send(self, to: Seat, step: int, kind: str, part: Tensor) -> None:
         if to != self._me:
@@ -98,25 +108,35 @@ class CollectiveSum:
         options._timeout = self._timeout
         self._group = _dist.ProcessGroupGloo(self._store, rank, size, options)
 
-    def __call__(self, step: int, buffer: Tensor) -> None:
+    def __call__(self, step: int, buffer: Tensor) -> Callable[[], Tensor]:
         """See `Sum`."""
-        self._group.allreduce([buffer]).wait()
+        going = self._group.allreduce([buffer])
+
+        def finish() -> Tensor:
+            going.wait()
+            return buffer
+
+        return finish
 
 
-def add_up(step: int, parameters: Sequence[Tensor], sum_: Sum) -> None:
-    """Gives each parameter the sum of its gradients over the members; one that no member has a gradient of has none.
+def add_up(step: int, parameters: Sequence[Tensor], sum_: Sum) -> Callable[[], None]:
+    """Starts to add gradients up over the members. What it gives waits for that, and gives each parameter its sum.
 
-    All travel in one buffer, behind it for each a mark of who has it.
+    One that no member has a gradient of has none. All travel in one buffer, behind it for each a mark of who has it.
     """
     if not parameters:
-        return
+        return lambda: None
     kind = torch.float64 if any(one.dtype == torch.float64 for one in parameters) else torch.float32
     marks = torch.tensor([0.0 if one.grad is None else 1.0 for one in parameters], dtype=kind, device=sum_.device)
     flat = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
     buffer = torch.cat([*(grad.detach().reshape(-1).to(sum_.device, kind) for grad in flat), marks])
-    sum_(step, buffer)
-    at = 0
-    for one, mark in zip(parameters, buffer[len(buffer) - len(parameters) :].tolist(), strict=True):
-        part = buffer[at : at + one.numel()].reshape(one.shape)
-        at += one.numel()
-        one.grad = part.to(one.device, one.dtype) if mark > 0 else None
+    added = sum_(step, buffer)
+
+    def finish() -> None:
+        total, at = added(), 0
+        for one, mark in zip(parameters, total[len(total) - len(parameters) :].tolist(), strict=True):
+            part = total[at : at + one.numel()].reshape(one.shape)
+            at += one.numel()
+            one.grad = part.to(one.device, one.dtype) if mark > 0 else None
+
+    return finish
