@@ -1,8 +1,8 @@
 """Products of linear layers on the cores, by the library that is fastest there.
 
 On AMD processors PyTorch's MKL leaves AVX-512 unused: a float32 product of 4096 × 416 by 416 × 64 ran at 113 GFLOP/s
-on a core, and at 265 by oneDNN, which PyTorch has, too, but uses for other types only (measured). Linear layers are found
-as PyTorch calls them, so models stay ordinary modules; both libraries add up float32 in float32.
+on a core, and at 265 by oneDNN, which PyTorch has, too, but uses for other types only (measured). Linear layers are
+found as PyTorch calls them, so models stay ordinary modules; both libraries add up float32 in float32.
 """
 
 from __future__ import annotations
