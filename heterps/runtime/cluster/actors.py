@@ -16,7 +16,7 @@ from heterps.runtime.cluster.work import Address, Progress, Work
 
 SWITCH_S = 0.0002
 """How long a replica's thread may keep others waiting for the interpreter. With Python's own 5 ms messages wait for the
-thread that computes: a step of 9.3 ms takes 8.7 (measured, two replicas of a small tower; in servers it gains nothing)."""
+thread that computes: steps of 9.3 ms then take 8.7 (measured, two replicas of a small tower; servers gain nothing)."""
 
 
 class ReplicaActor:
