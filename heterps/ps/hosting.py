@@ -79,7 +79,7 @@ class Host:
 
     def run(
         self, operation: Operation, *, again: bool = False, client: Any = None, room: Room | None = None
-    ) -> Iterator[Answer]:
+    ) -> list[Answer]:
         """Does one operation of a client. Never raises.
 
         Args:
@@ -88,17 +88,19 @@ class Host:
             client: who asks; comes back with the reply.
             room: memory that this client reads in place.
 
-        Yields:
-            The reply, and those to parts and pulls of all clients that it has completed, each as soon as it is there.
+        Returns:
+            The reply, and those to parts and pulls of all clients that it has completed. They leave together: who is
+            answered first would only take cores from the answers to the others, and then wait for these.
         """
-        others: list[Answer] = []
-        reply = _answered(operation, lambda: self._run(operation, again, client, room, others))
-        yield from others
-        yield client, reply
+        answers: list[Answer] = []
+        reply = _answered(operation, lambda: self._run(operation, again, client, room, answers))
+        answers.append((client, reply))
         hosted = self.tables.get(operation.table)
         if hosted is not None and operation.verb == "push_part":
             for pull in hosted.waiting.due(hosted.gathering.applied):
-                yield pull.client, _answered(pull.operation, partial(_pull, hosted, pull.operation, pull.room))
+                rows = _answered(pull.operation, partial(_pull, hosted, pull.operation, pull.room))
+                answers.append((pull.client, rows))
+        return answers
 
     def _run(
         self, operation: Operation, again: bool, client: Any, room: Room | None, others: list[Answer]

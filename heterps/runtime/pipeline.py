@@ -14,6 +14,7 @@ from torch import Tensor
 
 from heterps.errors import HeterPSError, InvalidInput
 from heterps.models.batch import Batch, batch_size
+from heterps.runtime.later import Later
 from heterps.runtime.memory import keep_freed_memory
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.randomness import seeded
@@ -180,16 +181,16 @@ class Pipeline:
                 self._losses[step.number] = loss
             self._changed.notify_all()
 
-    def reduce(self, step: int, stage: Stage) -> Callable[[], float]:
+    def reduce(self, step: int, stage: Stage) -> Later[float]:
         """A stage here has all gradients of the step. What they are multiplied by needs the norms of all."""
         if self._clip_norm is None:
-            return lambda: 1.0
+            return Later(lambda: 1.0)
         with self._changed:
             norms = self._norms.setdefault(step, [])
             norms.append(stage.squared_norm().cpu())
             self._norms.pop(step - self._in_flight - 1, None)
             self._changed.notify_all()
-        return lambda: self._factor(norms)
+        return Later(lambda: self._factor(norms))
 
     def _factor(self, norms: list[Tensor]) -> float:
         """What gradients are multiplied by, once the norms of all stages are there."""

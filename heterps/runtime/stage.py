@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -140,7 +140,7 @@ class Stage:
         self.device_s, self.device_steps = 0.0, 0
         """Seconds that a GPU worked, and for how many steps, where it tells; else the stage's spans do."""
         self._flights: dict[tuple[int, int], _Flight] = {}
-        self._loss_sum: Tensor | None = None
+        self._loss_sums: dict[int, Tensor] = {}  # of steps that are not applied, as far as they are computed
         self._pushed = -1  # the last step whose rows are pushed
         self._shares_out = spec.device.type == "cpu" and spec.threads > 1 and precision == torch.float32
         self._simple_threads = 0  # not known yet
@@ -229,7 +229,8 @@ class Stage:
             loss = values[self.loss]
             if step.micro_batches > 1:
                 loss = loss * ((stop - start) / step.samples)
-            self._loss_sum = loss.detach() if self._loss_sum is None else self._loss_sum + loss.detach()
+            known = self._loss_sums.get(step.number)
+            self._loss_sums[step.number] = loss.detach() if known is None else known + loss.detach()
             flight.outgoing = {self.loss: loss}
             return self._backward(step, flight, {self.loss: None})
         flight.outgoing = {name: values[name] for name in self.outgoing}
@@ -305,10 +306,19 @@ class Stage:
                 adam.step(self.optimizer)
             for parameter in self._trained:  # as `zero_grad`, which takes longer
                 parameter.grad = None
-        if self._pushed != step.number:
+        if self._pushed < step.number:
             self.push(step)
-        loss, self._loss_sum = self._loss_sum, None
-        return loss
+        return self._loss_sums.pop(step.number, None)
+
+    @contextmanager
+    def gradients_aside(self) -> Iterator[None]:
+        """Puts the dense gradients that a later step has so far aside, while an earlier one is applied."""
+        held = [parameter.grad for parameter in self._trained]
+        for parameter in self._trained:
+            parameter.grad = None
+        yield
+        for parameter, grad in zip(self._trained, held, strict=True):
+            parameter.grad = grad
 
     def set_lr(self, factor: float) -> None:
         """Learning rates of the updates that follow: the initial ones times `factor`."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsFloat
 
 from heterps._native import Inbox
+from heterps.runtime.later import Later
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.randomness import Around
 from heterps.runtime.schedules import Schedule
@@ -70,10 +70,10 @@ class Hub(Protocol):
         """A stage has updated its weights for a step."""
         ...
 
-    def reduce(self, step: int, stage: Stage) -> Callable[[], float]:
-        """Starts to make a stage's gradients those of the whole step.
+    def reduce(self, step: int, stage: Stage) -> Later[float]:
+        """Starts to make a stage's gradients those of the whole step; what they are multiplied by comes when they are.
 
-        What it gives waits until they are, and gives what they are multiplied by.
+        Where that is not at once, the stage has none meanwhile, and may gather those of the next step.
         """
         ...
 
@@ -91,7 +91,8 @@ class Worker:
 
     A forward may start when its batch and its activations are there and at most `staleness` earlier steps are not
     applied yet. Backward goes before forward, so that what is in flight stays little. A step is applied when the
-    backward of its last micro-batch is done.
+    backward of its last micro-batch is done and the gradients of its other replicas have come; where staleness allows
+    it, the next step begins before that.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Worker:
         self._arrived: dict[tuple[int, int], Tensors] = {}
         self._returned: dict[tuple[int, int], Backward] = {}
         self._undone: dict[int, int] = {}  # micro-batches of a step without a backward
+        self._reducing: tuple[Step, Later[float]] | None = None
         self._applying: deque[tuple[Step, SupportsFloat | None]] = deque()
 
     def connect(self, inbox: Inbox) -> None:
@@ -134,12 +136,18 @@ class Worker:
         """Does one thing, if there is one to do; false if not."""
         if self._applying and self._finish_applying():
             return True
+        if self._reducing is not None and self._reducing[1].ready():
+            self._update_late()
+            return True
         returned = self._returned.get(self._next_backward())
         if returned is not None and (self.stage.only_starts or returned.ready() or not self._may_go_forward()):
             self._backward(returned)
             return True
         if self._may_go_forward():
             self._forward()
+            return True
+        if self._reducing is not None:
+            self._update_late()
             return True
         return False
 
@@ -202,15 +210,30 @@ class Worker:
 
     def _apply(self, step: Step) -> None:
         reduced = self._pipeline.reduce(step.number, self.stage)
+        if self._reducing is not None:
+            self._update_late()
         if not self.stage.applies_at_once:
             self._set_lr(step.number)  # not within a span: servers may have to answer
         if self.stage.waits and not self.stage.applies_at_once:
             with self._span("push", step.number, None):
                 self.stage.push(step)  # the servers work on that while gradients are added up
-        scale = reduced()
+        self._gone_back = step.number + 1
+        if self._staleness and not reduced.ready():
+            self._reducing = step, reduced
+        else:
+            self._update(step, reduced)
+
+    def _update_late(self) -> None:
+        """Updates by the gradients that had not come yet; those of the next step may be there in part."""
+        assert self._reducing is not None
+        (step, reduced), self._reducing = self._reducing, None
+        with self.stage.gradients_aside():
+            self._update(step, reduced)
+
+    def _update(self, step: Step, reduced: Later[float]) -> None:
+        scale = reduced.get()
         with self._span("update", step.number, None):
             loss = self.stage.apply(step, scale=scale)
-        self._gone_back = step.number + 1
         self._applying.append((step, loss))
         self._finish_applying()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from heterps.models import Chain, Layer
 from heterps.runtime.cluster.layout import Seat
 from heterps.runtime.cluster.rows import GatheredPush
+from heterps.runtime.later import Later
 from heterps.runtime.placement import StageSpec
 from heterps.runtime.rows import DistinctRows, HostRows
 from heterps.runtime.stage import Stage, Step
@@ -92,8 +93,8 @@ class Hub:
     def applied(self, stage: int, step: Step, loss: Any) -> None:
         pass
 
-    def reduce(self, step: int, stage: Stage) -> Callable[[], float]:
-        return lambda: 1.0
+    def reduce(self, step: int, stage: Stage) -> Later[float]:
+        return Later(lambda: 1.0)
 
     def fail(self, error: BaseException, stage: StageSpec) -> None:
         raise error

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from torch import distributed as dist
 from heterps.runtime.cluster.layout import Seat
 from heterps.runtime.cluster.mail import Mail
 from heterps.runtime.cluster.messages import Message
+from heterps.runtime.later import Later
 
 _dist: Any = dist  # its types leave out what is used here
 
@@ -27,8 +28,8 @@ class Sum(Protocol):
     device: torch.device
     """Where the buffer has to be."""
 
-    def __call__(self, step: int, buffer: Tensor) -> Callable[[], Tensor]:
-        """Starts; what it gives waits for the sum, the same for all to the bit. The buffer is then the group's."""
+    def __call__(self, step: int, buffer: Tensor) -> Later[Tensor]:
+        """Starts. The sum is the same for all to the bit; the buffer is the group's from now on."""
         ...
 
 
@@ -44,13 +45,17 @@ class MailSum:
     def __init__(self, mail: Mail, seats: Sequence[Seat], me: Seat) -> None:
         self._mail, self._seats, self._me = mail, seats, me
 
-    def __call__(self, step: int, buffer: Tensor) -> Callable[[], Tensor]:
-        """See `Sum`."""
+    def __call__(self, step: int, buffer: Tensor) -> Later[Tensor]:
+        """See `Sum`; of more than two members, the sum is called ready when their parts are here."""
         count = len(self._seats)
         slices = [buffer[len(buffer) * k // count : len(buffer) * (k + 1) // count] for k in range(count)]
         for seat, part in zip(self._seats, slices, strict=True):
             self._send(seat, step, "sum", buffer if count == 2 else part)
-        return lambda: self._added(step, buffer) if count == 2 else self._joined(step, buffer, slices)
+        keys = [("sum", step, str(seat.replica)) for seat in self._seats if seat != self._me]
+        return Later(
+            lambda: self._added(step, buffer) if count == 2 else self._joined(step, buffer, slices),
+            lambda: all(map(self._mail.there, keys)),
+        )
 
     def _added(self, step: int, own: Tensor) -> Tensor:
         """The members' parts added up, in memory of its own: `own` may still be on its way to another."""
@@ -108,7 +113,7 @@ class CollectiveSum:
         options._timeout = self._timeout
         self._group = _dist.ProcessGroupGloo(self._store, rank, size, options)
 
-    def __call__(self, step: int, buffer: Tensor) -> Callable[[], Tensor]:
+    def __call__(self, step: int, buffer: Tensor) -> Later[Tensor]:
         """See `Sum`."""
         going = self._group.allreduce([buffer])
 
@@ -116,27 +121,29 @@ class CollectiveSum:
             going.wait()
             return buffer
 
-        return finish
+        return Later(finish, going.is_completed)
 
 
-def add_up(step: int, parameters: Sequence[Tensor], sum_: Sum) -> Callable[[], None]:
-    """Starts to add gradients up over the members. What it gives waits for that, and gives each parameter its sum.
+def add_up(step: int, parameters: Sequence[Tensor], sum_: Sum) -> Later[None]:
+    """Starts to add gradients up over the members. Parameters have none until the sums come, which they get then.
 
     One that no member has a gradient of has none. All travel in one buffer, behind it for each a mark of who has it.
     """
     if not parameters:
-        return lambda: None
+        return Later(lambda: None)
     kind = torch.float64 if any(one.dtype == torch.float64 for one in parameters) else torch.float32
     marks = torch.tensor([0.0 if one.grad is None else 1.0 for one in parameters], dtype=kind, device=sum_.device)
     flat = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
     buffer = torch.cat([*(grad.detach().reshape(-1).to(sum_.device, kind) for grad in flat), marks])
+    for one in parameters:
+        one.grad = None
     added = sum_(step, buffer)
 
     def finish() -> None:
-        total, at = added(), 0
+        total, at = added.get(), 0
         for one, mark in zip(parameters, total[len(total) - len(parameters) :].tolist(), strict=True):
             part = total[at : at + one.numel()].reshape(one.shape)
             at += one.numel()
             one.grad = part.to(one.device, one.dtype) if mark > 0 else None
 
-    return finish
+    return Later(finish, added.ready)

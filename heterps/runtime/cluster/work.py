@@ -51,6 +51,11 @@ class Address:
     rendezvous: tuple[str, int] | None
     """Where the replicas of its stage meet for all-reduce; of the first one alone, if they need to."""
 
+    @property
+    def host(self) -> str:
+        """The machine, as others reach it."""
+        return self.mail.rpartition(":")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:

@@ -65,7 +65,7 @@ class ReplicatedStage(Stage):
         self._sum_gradients()
         loss = super().apply(step, scale=scale)
         for replica in self._copies:
-            own, replica._loss_sum = replica._loss_sum, None
+            own = replica._loss_sums.pop(step.number, None)
             if own is not None:
                 loss = own.to(self.spec.device) if loss is None else loss + own.to(loss.device)
         self._send_weights()
