@@ -7,6 +7,7 @@ other end are other processes.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,6 +152,8 @@ class Replica:
 
     def _start(self) -> None:
         keep_freed_memory()
+        gc.collect()
+        gc.freeze()  # what is there stays: PyTorch's and Ray's objects need not be looked through again and again
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         worker = Worker(
             self._stage, self, first_step=self.step, staleness=self._settings.steps_ahead, around=self._seeded
