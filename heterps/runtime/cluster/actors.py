@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from heterps.ps import Keys
 from heterps.ps.actor import ShardActor
 from heterps.runtime.cluster._ray import CONTROL, SERVE, actor, node_host
+from heterps.runtime.cluster.cores import allowed, own_cores, stay
 from heterps.runtime.cluster.guard import Guard
 from heterps.runtime.cluster.layout import Seat
 from heterps.runtime.cluster.replica import Replica
@@ -27,6 +29,7 @@ class ReplicaActor:
     ) -> None:
         """Makes the replica; `guarded` has it look after the coordinator of a name, with a patience in seconds."""
         sys.setswitchinterval(SWITCH_S)
+        self._seat, self._layout = seat, work.layout
         self._replica = Replica(work, seat, keys, attempt, node_host())
         self._guard = None if guarded is None else Guard(*guarded)
 
@@ -35,12 +38,16 @@ class ReplicaActor:
         return self._replica.open()
 
     def connect(self, addresses: Mapping[Seat, Address], shards: Sequence[str]) -> None:
-        """See `Replica.connect`."""
+        """See `Replica.connect`; the process stays on cores of its own from now on, where it has any."""
+        hosts = {seat: address.host for seat, address in addresses.items()}
+        stay(own_cores(self._seat, self._layout, hosts, allowed()))
         self._replica.connect(addresses, shards)
 
     def begin(self, checkpoint: str | None, step: int, samples: int, position: Any) -> None:
         """See `Replica.begin`."""
         self._replica.begin(checkpoint, step, samples, position)
+        gc.collect()
+        gc.freeze()  # what is there stays: PyTorch's and Ray's objects need not be looked through again and again
 
     def run(self, until: int) -> Progress:
         """See `Replica.run`."""

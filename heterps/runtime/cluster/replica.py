@@ -7,7 +7,6 @@ other end are other processes.
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from heterps.data import Read, Synthetic
 from heterps.errors import HeterPSError
 from heterps.ps import Client, Keys
 from heterps.runtime.build import build_stage, look_ahead
-from heterps.runtime.cluster.cores import allowed, own_cores, stay
 from heterps.runtime.cluster.layout import Seat
 from heterps.runtime.cluster.lookups import packed, unpacked
 from heterps.runtime.cluster.mail import Mail, PeerLost
@@ -90,8 +88,6 @@ class Replica:
 
     def connect(self, addresses: Mapping[Seat, Address], shards: Sequence[str]) -> None:
         """Meets the others: neighbours, the replicas of its stage, and the servers."""
-        hosts = {seat: address.host for seat, address in addresses.items()}
-        stay(own_cores(self._seat, self._layout, hosts, allowed()))
         others = {seat: address for seat, address in addresses.items() if seat != self._seat}
         self._mail.connect(
             {seat: address.mail for seat, address in others.items()},
@@ -152,8 +148,6 @@ class Replica:
 
     def _start(self) -> None:
         keep_freed_memory()
-        gc.collect()
-        gc.freeze()  # what is there stays: PyTorch's and Ray's objects need not be looked through again and again
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         worker = Worker(
             self._stage, self, first_step=self.step, staleness=self._settings.steps_ahead, around=self._seeded
