@@ -1,8 +1,8 @@
 """Which cores a replica computes on, where replicas fill a machine.
 
-Linux moves threads between cores as it sees fit, and in a virtual machine it takes a core that just went to sleep for
-one that is not there: what was woken then waits behind a replica that computes, and a core has nothing to do. Steps of
-8.4 ms of two replicas on two such cores take 7.6 if each stays on one (measured; sync, Zipf ids).
+Linux moves threads between cores as it sees fit. In a virtual machine of two we saw what was woken wait behind a
+replica that computes, while the other core had nothing to do. Steps of 8.4 ms of two replicas there take 7.6 if the
+threads that compute stay on a core each (measured; sync, Zipf ids), and of 7.7 ms 7.0 if all others do too (async).
 """
 
 from __future__ import annotations
