@@ -168,6 +168,12 @@ def gather(rows: Float32s, number: Words, out: Float32s) -> None:
 def scatter_add(grads: Float32s, number: Words, sums: Float32s) -> None:
     """sums[n] = the sum of grads[i] over number[i] == n, for numbers of `distinct`."""
 
+def repeats(ids: Int64s) -> float:
+    """About which share of the ids has occurred before, from samples; 1 of few. The same for the same ids."""
+
+def equal(one: Int64s, other: Int64s) -> bool:
+    """Whether they are the same ids in the same order."""
+
 def split(ids: Int64s, shards: int) -> tuple[Int64s, Words, list[int]]:
     """Ids grouped by shard, in their order within each; where each went; where each shard begins, and the end."""
 
@@ -175,9 +181,12 @@ def gather_stretches(stretches: list[Float32s], index: Words, out: Float32s) -> 
     """out[i] = row number index[i] of the stretches, which follow each other."""
 
 def sum_stretches(
-    grads: Float32s, number: Words, place: Words | None, distinct: int, stretches: list[Float32s]
+    grads: Float32s, number: Words | None, place: Words | None, distinct: int, stretches: list[Float32s]
 ) -> None:
-    """Row number place[n] (n without places) of the stretches = the sum of grads[i] over number[i] == n."""
+    """Row number place[n] (n without places) of the stretches = the sum of grads[i] over number[i] == n.
+
+    Without numbers, of grads[n].
+    """
 
 def flat_pull(rows: Float32s, slot: Words, out: Float32s, ahead: int) -> None:
     """The least a pull must do, for comparison: rows of known slots, fetched so many ahead."""

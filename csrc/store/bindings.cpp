@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -250,6 +251,14 @@ void bind_store(nb::module_& m) {
     kernels(static_cast<int>(dim), Kind::sgd).flat_pull(rows.data(), number.data(), number.size(), out.data(),
                                                         static_cast<int>(dim), kGatherAhead);
   }, nb::arg("rows").noconvert(), nb::arg("number").noconvert(), nb::arg("out").noconvert());
+  m.def("repeats", [](Ids ids) {
+    nb::gil_scoped_release unlocked;
+    return repeats(ids.data(), ids.size());
+  }, nb::arg("ids").noconvert());
+  m.def("equal", [](Ids one, Ids other) {
+    nb::gil_scoped_release unlocked;
+    return one.size() == other.size() && std::memcmp(one.data(), other.data(), one.size() * sizeof(std::int64_t)) == 0;
+  }, nb::arg("one").noconvert(), nb::arg("other").noconvert());
   m.def("split", [](Ids ids, std::size_t shards) {
     if (shards < 1 || ids.size() > kMostSlots) throw std::invalid_argument("at least one shard, fewer than 2^32 ids");
     std::vector<std::int64_t> grouped(ids.size());
@@ -273,10 +282,10 @@ void bind_store(nb::module_& m) {
     nb::gil_scoped_release unlocked;
     gather_stretches(stretches, index.data(), index.size(), static_cast<int>(dim), out.data());
   }, nb::arg("stretches").noconvert(), nb::arg("index").noconvert(), nb::arg("out").noconvert());
-  m.def("sum_stretches", [](Floats grads, Words number, std::optional<Words> place, std::size_t distinct,
+  m.def("sum_stretches", [](Floats grads, std::optional<Words> number, std::optional<Words> place, std::size_t distinct,
                             const std::vector<FloatsOut>& into) {
-    const std::size_t dim = grads.shape(1);
-    same(grads.size(), number.size() * dim, "gradients");
+    const std::size_t count = grads.shape(0), dim = grads.shape(1);
+    if (number) same(number->size(), count, "numbers");
     if (place) same(place->size(), distinct, "places");
     std::vector<Stretch<float>> stretches;
     for (const FloatsOut& rows : into) {
@@ -284,9 +293,9 @@ void bind_store(nb::module_& m) {
       stretches.push_back({rows.data(), rows.shape(0)});
     }
     nb::gil_scoped_release unlocked;
-    sum_stretches(grads.data(), number.data(), number.size(), place ? place->data() : nullptr, distinct,
+    sum_stretches(grads.data(), number ? number->data() : nullptr, count, place ? place->data() : nullptr, distinct,
                   static_cast<int>(dim), stretches);
-  }, nb::arg("grads").noconvert(), nb::arg("number").noconvert(), nb::arg("place").none(), nb::arg("distinct"),
+  }, nb::arg("grads").noconvert(), nb::arg("number").none(), nb::arg("place").none(), nb::arg("distinct"),
      nb::arg("stretches").noconvert());
   nb::class_<Slots>(m, "Slots")
       .def(nb::init<>())

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "table.hpp"
 #include "views.hpp"
 
 namespace heterps::store {
@@ -12,6 +13,16 @@ namespace {
 
 constexpr std::uint64_t kSalt = 0x9FB21C651E98DF25ull;   // SALT of heterps/ps/shards.py
 constexpr std::size_t kAhead = 16;                       // rows fetched before they are needed
+constexpr std::size_t kEvery = 61;                       // of how many places one is looked at: no usual number of slots
+constexpr std::size_t kLeast = 32;                       // of fewer ids nothing can be said
+
+double repeats_among(const std::vector<std::int64_t>& ids) {
+  if (ids.size() < kLeast) return 1;
+  std::vector<std::int64_t> unique(ids.size());
+  std::vector<std::uint32_t> number(ids.size());
+  const std::size_t found = distinct(ids.data(), ids.size(), unique.data(), number.data());
+  return 1 - static_cast<double>(found) / static_cast<double>(ids.size());
+}
 
 std::size_t shard_of(std::int64_t id, std::size_t shards) {
   return ((mix(static_cast<std::uint64_t>(id) ^ kSalt) >> 32) * shards) >> 32;
@@ -37,6 +48,16 @@ void gather(const std::vector<const float*>& rows, const std::uint32_t* index, s
   for (std::size_t i = 0; i < count; ++i) {
     if (i + kAhead < count) __builtin_prefetch(rows[index[i + kAhead]]);
     std::memcpy(out + i * dim, rows[index[i]], sizeof(float) * dim);
+  }
+}
+
+template <int kDim>
+void place_all(const float* grads, std::size_t count, const std::vector<float*>& rows, const std::uint32_t* place,
+               std::size_t width) {
+  const std::size_t dim = kDim > 0 ? kDim : width;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) __builtin_prefetch(rows[place[i + kAhead]], 1);
+    std::memcpy(rows[place[i]], grads + i * dim, sizeof(float) * dim);
   }
 }
 
@@ -86,6 +107,18 @@ std::vector<std::size_t> split(const std::int64_t* ids, std::size_t count, std::
   return bounds;
 }
 
+double repeats(const std::int64_t* ids, std::size_t count) {
+  std::vector<std::int64_t> some(count + 1), spread;
+  std::size_t taken = 0;
+  for (std::size_t i = 0; i < count; ++i) {   // one of sixteen ids, without a branch on it
+    some[taken] = ids[i];
+    taken += mix(static_cast<std::uint64_t>(ids[i]) + kGolden) >> 60 == 0;
+  }
+  some.resize(taken);
+  for (std::size_t i = 0; i < count; i += kEvery) spread.push_back(ids[i]);
+  return std::max(repeats_among(some), repeats_among(spread));
+}
+
 void gather_stretches(const std::vector<Stretch<const float>>& from, const std::uint32_t* index, std::size_t count, int dim,
                       float* out) {
   const auto rows = rows_of(from, dim);
@@ -100,13 +133,21 @@ void sum_stretches(const float* grads, const std::uint32_t* number, std::size_t 
   const auto rows = rows_of(into, dim);
   std::uint32_t next = 0;
   bool sound = rows.size() == distinct;
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; number != nullptr && i < count; ++i) {
     sound &= number[i] <= next;
     next += number[i] == next;
   }
-  sound &= next == distinct;
+  sound &= (number == nullptr ? count : next) == distinct;
   for (std::size_t n = 0; sound && place != nullptr && n < distinct; ++n) sound = place[n] < distinct;
   if (!sound) throw std::invalid_argument("not numbers of `distinct`, or rows for others");
+  if (number == nullptr && place == nullptr) {
+    for (const auto& stretch : into) {
+      std::memcpy(stretch.rows, grads, sizeof(float) * stretch.count * dim);
+      grads += stretch.count * dim;
+    }
+    return;
+  }
+  if (number == nullptr) return of_width(dim, [&]<int kDim>() { place_all<kDim>(grads, count, rows, place, dim); });
   of_width(dim, [&]<int kDim>() { sum<kDim>(grads, number, count, rows, place, dim); });
 }
 

@@ -13,6 +13,11 @@ namespace heterps::store {
 std::vector<std::size_t> split(const std::int64_t* ids, std::size_t count, std::size_t shards, std::int64_t* grouped,
                                std::uint32_t* place);
 
+// About which share of the ids has occurred before: the more of two samples. One has every occurrence of some ids, which
+// shows ids that occur a few times; the other has some places, which shows those that occur very often. Of few ids, 1. The
+// same for the same ids.
+double repeats(const std::int64_t* ids, std::size_t count);
+
 template <typename Float>
 struct Stretch {   // rows that lie in one array; several follow each other
   Float* rows;
@@ -24,7 +29,7 @@ void gather_stretches(const std::vector<Stretch<const float>>& from, const std::
                       float* out);
 
 // Row number place[n] (n, if place is null) of the stretches = the sum of grads[i] over number[i] == n, for the `distinct`
-// numbers that `distinct` gives. Throws if they are others.
+// numbers that `distinct` gives; without numbers, of grads[n]. Throws if they are others.
 void sum_stretches(const float* grads, const std::uint32_t* number, std::size_t count, const std::uint32_t* place,
                    std::size_t distinct, int dim, const std::vector<Stretch<float>>& into);
 

@@ -32,14 +32,12 @@ void Table::push(const std::int64_t* ids, std::size_t count, const float* grads,
   update(resolved_for_push(ids, count, seconds), grads, nullptr, nullptr);
 }
 
-// The pulls of all parts, which are then used up; none unless all are remembered and without repeats.
+// The pulls of all parts, which are then used up; none unless all are remembered.
 std::vector<Table::Batch*> Table::recall_parts(const std::vector<Part>& parts) {
   std::vector<Batch*> found;
   for (const Part& part : parts) {
     Batch* batch = recall(part.ids, part.count, false);
-    const bool fits = batch != nullptr && std::all_of(batch->shares.begin(), batch->shares.end(),
-                                                      [](const Share& share) { return share.repeats == 0; });
-    if (!fits) {
+    if (batch == nullptr) {
       for (Batch* other : found) other->valid = true;
       return {};
     }
@@ -59,7 +57,7 @@ bool Table::push_parts(const std::vector<Part>& parts) {
   for (std::size_t l = 0; l < lanes_.size(); ++l) {
     Share& share = scratch_.shares[l];
     share.begin = count;
-    for (const Batch* pull : pulls) count += pull->shares[l].distinct;
+    for (const Batch* pull : pulls) count += pull->shares[l].distinct + pull->shares[l].repeats;
     share.count = count - share.begin;
   }
   scratch_.make_room(count, true);
@@ -71,6 +69,11 @@ bool Table::push_parts(const std::vector<Part>& parts) {
       std::copy_n(own.id, own.distinct, scratch.id.data() + at);
       std::copy_n(own.slot, own.distinct, scratch.slot.data() + at);
       for (std::size_t u = 0; u < own.distinct; ++u) scratch.grad[at++] = parts[k].grads + own.first[u] * dim;
+      for (std::size_t r = 0; r < own.repeats; ++r) {   // ids that a part has again follow its others: the sum is the same
+        scratch.id[at] = own.id[own.repeat_number[r]];
+        scratch.slot[at] = own.slot[own.repeat_number[r]];
+        scratch.grad[at++] = parts[k].grads + own.repeat_position[r] * dim;
+      }
     }
     Distinct call = numbering(scratch_, l, scratch, scratch.id.data());
     call.position = nullptr;   // all of the parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ def rows_for(ids: Any, shape: tuple[int, ...], out: Any | None) -> tuple[Any, ND
     """Rows to give back, `out` or new ones of the same kind as the ids, and the memory to write them to."""
     rows = rows_like(ids, shape, out)
     return rows if out is None else out, _array(rows)
+
+
+def like(ids: Any, rows: NDArray[np.float32]) -> Any:
+    """Rows as what the ids are: a tensor on the same memory, or as they are."""
+    return sys.modules["torch"].from_numpy(rows) if is_tensor(ids) else rows
 
 
 def _array(values: Any) -> NDArray[Any]:

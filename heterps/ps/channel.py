@@ -16,7 +16,7 @@ import zmq
 from heterps.errors import HeterPSError, InvalidInput
 from heterps.ps.errors import InvalidRequest, ServerError, ServerTimeout, WireError
 from heterps.ps.keys import Keys, piece_bytes, protect
-from heterps.ps.server import SOCKET_BUFFER_BYTES
+from heterps.ps.server import READABLE, SOCKET_BUFFER_BYTES
 from heterps.ps.shared import LEAST_BYTES, Arena, Offer, Place, View
 from heterps.ps.wire import (
     MAX_FRAMES,
@@ -177,7 +177,7 @@ class Channel:
     def receive(self) -> None:
         """Takes all replies that have arrived."""
         answered = False
-        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while int(self.socket.getsockopt(zmq.EVENTS)) & READABLE:
             frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 replies, offer = decode_replies([frame.buffer for frame in frames], self._view)

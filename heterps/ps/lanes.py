@@ -44,11 +44,14 @@ class Lanes:
     def _work(self) -> None:
         while (item := self._ready.get()) is not None:
             lane, job = item
-            job()
-            with self._lock:
-                waiting = self._waiting[lane]
-                if not waiting:
-                    del self._waiting[lane]
-                    continue
-                job = waiting.popleft()
-            self._ready.put((lane, job))  # behind other lanes: a busy table does not starve the rest
+            while True:
+                job()
+                with self._lock:
+                    waiting = self._waiting[lane]
+                    if not waiting:
+                        del self._waiting[lane]
+                        break
+                    job = waiting.popleft()
+                if not self._ready.empty():
+                    self._ready.put((lane, job))  # behind other lanes: a busy table does not starve the rest
+                    break

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from heterps.errors import InvalidInput
 from heterps.ps import snapshots
-from heterps.ps.arrays import ids_of, rows_for, rows_of
+from heterps.ps.arrays import ids_of, like, rows_for, rows_of
 from heterps.ps.bags import check_bags, pool, spread
 from heterps.ps.errors import ServerTimeout
 from heterps.ps.outstanding import Outstanding, Ticket
 from heterps.ps.rows import pack, unpack
 from heterps.ps.shards import Batch, Int64, Recent, grouped
+from heterps.ps.shared import held
 from heterps.ps.wire import MAX_ARRAYS, MAX_FRAME_BYTES, Reply
 from heterps.storage import place
 from heterps.store.config import TableConfig
@@ -71,17 +72,20 @@ class Coming:
                 future.exception(None if end_s is None else max(0.0, end_s - time.monotonic()))
             except TimeoutError:
                 raise ServerTimeout(f"rows that were asked for ahead did not come within {timeout_s:g} s") from None
-        out = np.empty(self._shape, np.float32)
-        _spread(self._batch, _all(self._futures), out)
-        return out
+        replies = _all(self._futures)
+        rows = _as_sent(self._batch, replies)
+        if rows is None:
+            rows = np.empty(self._shape, np.float32)
+            _spread(self._batch, replies, rows)
+        return rows.reshape(self._shape)
 
 
 class RemoteTable:
     """A `Table` whose rows lie on the client's servers, split by a hash of their ids.
 
     Pushes return at once; `wait` returns when they are applied and raises the first error among them. Pulls of the same
-    client see its earlier pushes. Duplicates are removed before sending, unless the table counts sights. Several
-    clients may each `push_part` of a step's gradients, which the servers apply as one push.
+    client see its earlier pushes. Duplicates are removed before sending, unless they are few or the table counts
+    sights. Several clients may each `push_part` of a step's gradients, which the servers apply as one push.
     """
 
     def __init__(self, client: Submitter, config: TableConfig) -> None:
@@ -106,11 +110,16 @@ class RemoteTable:
     def pull(self, ids: Ids, *, out: Rows | None = None, create: bool = True) -> Rows:
         """Rows of `ids`; see `Table.pull`."""
         array = ids_of(ids)
-        result, memory = rows_for(ids, (*array.shape, self._config.dim), out)
+        shape = (*array.shape, self._config.dim)
+        given = None if out is None else rows_for(ids, shape, out)  # refused before anything is asked
         counting = create and self._config.tracks  # sights count by occurrence: duplicates stay
         flat, shards = array.reshape(-1), self._client.shards
         batch = grouped(flat, shards) if counting else self._recent.batch(flat, shards)
-        _spread(batch, _all(self._rows(batch, create=create)), memory)
+        replies = _all(self._rows(batch, create=create))
+        if given is None and (rows := _as_sent(batch, replies)) is not None:
+            return like(ids, rows.reshape(shape))
+        result, memory = given or rows_for(ids, shape, None)
+        _spread(batch, replies, memory)
         return result
 
     def pull_after(self, ids: Ids, step: int) -> Coming:
@@ -121,7 +130,7 @@ class RemoteTable:
         """
         array = ids_of(ids)
         flat, shards = array.reshape(-1), self._client.shards
-        batch = grouped(flat, shards) if self._config.tracks else self._recent.batch(flat, shards)
+        batch = grouped(flat.copy(), shards) if self._config.tracks else self._recent.batch(flat, shards)
         after = _whole(step, "step")
         return Coming(batch, self._rows(batch, create=True, after=after), (*array.shape, self._config.dim))
 
@@ -218,7 +227,7 @@ class RemoteTable:
         found = np.empty(len(batch.ids), np.int64)
         for start, end, future in asked:
             found[start:end] = future.result().arrays[0]
-        return found[batch.index].reshape(array.shape)
+        return (found if batch.index is None else found[batch.index]).reshape(array.shape)
 
     def shrink(self, *, min_count: int = 0, unseen_steps: int = 0, unseen_seconds: float = 0.0) -> int:
         """Drops rows on all shards and says how many; see `Table.shrink`."""
@@ -320,6 +329,13 @@ def _whole(value: Any, what: str) -> int:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= value < 2**62:
         return int(value)
     raise InvalidInput(f"{what}: a whole number from 0 on, not {value!r}")
+
+
+def _as_sent(batch: Batch, replies: list[Reply]) -> NDArray[np.float32] | None:
+    """The rows where the server wrote them, if they lie in shared memory, as they were asked for; else None."""
+    if batch.index is not None or len(replies) != 1 or len(replies[0].arrays) != 1 or replies[0].lent is None:
+        return None
+    return held(replies[0].arrays[0], replies[0].lent)
 
 
 def _spread(batch: Batch, replies: list[Reply], out: NDArray[np.float32]) -> None:

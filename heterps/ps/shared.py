@@ -204,6 +204,19 @@ class Lent:
         self.give_back()
 
 
+def held(array: NDArray[Any], lent: Lent) -> NDArray[Any]:
+    """An array in blocks that were lent: they go back when it and all arrays that look into it are gone."""
+    return np.asarray(_Holding(array, lent))
+
+
+class _Holding:
+    """What such arrays keep alive. An array would not do: NumPy lets those that look into it look past it."""
+
+    def __init__(self, array: NDArray[Any], lent: Lent) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self._lent = lent
+
+
 def _map(descriptor: int, nbytes: int) -> Bytes:
     """A writable array over a file; the mapping ends with the last array that looks into it."""
     return np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)

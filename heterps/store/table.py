@@ -105,8 +105,8 @@ class SparseTable:
     def push_parts(self, ids: Sequence[NDArray[np.int64]], grads: Sequence[NDArray[np.float32]]) -> bool:
         """One push of several parts (ids of one axis, their gradients), as if they followed each other in one array.
 
-        Nothing is looked up or copied for it, so each part must have been pulled lately, and have no id twice. False if
-        one was not: then nothing is pushed.
+        Nothing is looked up or copied for it, so each part must have been pulled lately. False if one was not: then
+        nothing is pushed.
         """
         rows = [as_rows(own, (len(of), self.config.dim), "gradients") for of, own in zip(ids, grads, strict=True)]
         return self._core.push_parts([as_ids(own) for own in ids], rows)

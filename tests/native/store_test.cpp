@@ -197,6 +197,7 @@ void parts(int dim, int threads) {
       std::set<std::int64_t> distinct;
       for (std::size_t k = 0; k < 1 + rng() % 2'000; ++k) distinct.insert(static_cast<std::int64_t>(rng() % 3'000));
       own.assign(distinct.begin(), distinct.end());
+      for (std::size_t k = 0; k < own.size() && rng() % 2 == 0; ++k) own.push_back(own[rng() % own.size()]);
       grads.emplace_back(own.size() * dim);
       for (float& value : grads.back()) value = static_cast<float>(rng() % 8);
       given.push_back({own.data(), own.size(), grads.back().data()});

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 import zmq
 
 from heterps.ps import channel, client, neighbours, server, wire
@@ -44,6 +45,34 @@ def test_large_arrays_do_not_travel(tmp_path):
                 assert near.stats()[0]["sharing"] == 1
                 assert near.stats()[0]["shared_bytes"] == 0
                 assert near._arena.held_bytes == 0
+
+
+def test_rows_are_read_where_the_server_wrote_them(connect):
+    """A pull of ids that do not repeat copies nothing: its block is ours as long as anything looks into it."""
+    near, _ = connect()
+    table = near.table(CONFIG)
+    table.pull(IDS)  # memory is shared from the first answer on
+
+    def held() -> int:
+        return near.stats()[0]["shared_bytes"]
+
+    for ids in (IDS.reshape(400, 10), torch.from_numpy(IDS)):
+        rows = table.pull(ids)
+        assert type(rows) is (np.ndarray if isinstance(ids, np.ndarray) else torch.Tensor)
+        np.testing.assert_array_equal(np.asarray(rows), FIRST.reshape(*ids.shape, 4))
+        assert held() >= FIRST.nbytes
+        part = rows[1:][2:]
+        del rows
+        others = [table.pull(IDS) for _ in range(3)]  # are written elsewhere
+        table.push(IDS, ONES * 0)
+        table.wait()
+        np.testing.assert_array_equal(np.asarray(part), FIRST.reshape(*ids.shape, 4)[3:])
+        del part, others
+        assert held() == 0
+    into = np.empty_like(FIRST)
+    assert table.pull(IDS, out=into) is into
+    assert held() == 0
+    np.testing.assert_array_equal(into, FIRST)
 
 
 @pytest.mark.parametrize("off", ["client", "server"])

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heterps import _native
 from heterps.errors import InvalidInput
 from heterps.ps.bags import check_bags, pool, spread
-from heterps.ps.shards import Recent, distinct, distinct_batch, grouped, scatter_add, shard_of
+from heterps.ps.shards import Recent, batch_of, distinct, distinct_batch, grouped, scatter_add, shard_of
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5), max_size=60).map(lambda x: np.array(x, np.int64))
 
@@ -40,20 +41,22 @@ def test_ids_are_grouped_by_shard(ids: np.ndarray, shards: int):
 
 
 @settings(deadline=None)
-@given(IDS, st.integers(1, 4), st.sampled_from([1, 3, 8, 16, 20]), st.integers(1, 30))
-def test_rows_are_gathered_and_gradients_summed_where_they_lie(ids: np.ndarray, shards: int, dim: int, chunk: int):
+@given(IDS, st.integers(1, 4), st.sampled_from([1, 3, 8, 16, 20]), st.integers(1, 30), st.booleans())
+def test_rows_are_gathered_and_gradients_summed_where_they_lie(
+    ids: np.ndarray, shards: int, dim: int, chunk: int, whole: bool
+):
     """The rows of a batch lie in any number of arrays, of shards and chunks of them."""
-    batch = distinct_batch(ids, shards)
+    batch = (grouped if whole else distinct_batch)(ids, shards)
     bounds = sorted({*batch.bounds, *range(0, len(batch.ids), chunk)})
     stretches = [np.full((b - a, dim), 7, np.float32) for a, b in pairwise(bounds)]
     grads = np.arange(len(ids) * dim, dtype=np.float32).reshape(-1, dim)
     batch.sum_into(grads, stretches)
     sums = np.concatenate([np.empty((0, dim), np.float32), *stretches])
-    for j, number in enumerate(batch.ids.tolist()):
+    for j, number in enumerate(() if whole else batch.ids.tolist()):
         np.testing.assert_array_equal(sums[j], grads[ids == number].sum(axis=0))
     out = np.empty_like(grads)
     batch.spread(stretches, out)
-    np.testing.assert_array_equal(out, sums[batch.index])
+    np.testing.assert_array_equal(out, grads if whole else sums[batch.index])
 
 
 def test_rows_that_are_not_there_are_refused():
@@ -66,6 +69,46 @@ def test_rows_that_are_not_there_are_refused():
             batch.sum_into(rows, stretches)
     with pytest.raises(TypeError):
         batch.sum_into(rows, [np.zeros((2, 4))])
+
+
+def test_gradients_of_others_are_refused():
+    rows = np.zeros((3, 4), np.float32)
+    for shards in (1, 2):
+        batch = grouped(np.array([1, 2, 1]), shards)
+        for grads, stretches in ((rows, [rows[:2]]), (rows[:2], [rows]), (rows[:2], [rows[:2]])):
+            if shards == 2 or len(grads) != len(stretches[0]):
+                with pytest.raises(ValueError, match=r"rows for others|places"):
+                    batch.sum_into(grads, stretches)
+
+
+@pytest.mark.parametrize(
+    ("share", "make"),
+    [
+        (0.0, lambda source: source.permutation(50_000)),
+        (0.0, lambda source: source.permutation(50_000) * 2**20),
+        (0.3, lambda source: np.where(np.arange(50_000) % 26 < 8, 0, source.permutation(50_000))),  # padding
+        (0.5, lambda source: np.repeat(source.permutation(25_000), 2)),
+        (0.95, lambda source: source.integers(0, 2500, 50_000)),
+        (0.2, lambda source: np.append(source.permutation(40_000), source.permutation(40_000)[:10_000])),
+    ],
+)  # fmt: skip
+def test_samples_tell_how_many_ids_repeat(share, make):
+    ids = make(np.random.default_rng(1)).astype(np.int64)
+    assert _native.repeats(ids) == pytest.approx(share, abs=0.06)
+    assert _native.repeats(ids.copy()) == _native.repeats(ids)
+
+
+def test_only_ids_that_repeat_are_told_apart():
+    source = np.random.default_rng(2)
+    few, many = source.permutation(5000), source.integers(0, 2000, 5000)
+    assert batch_of(few, 1).number is None
+    assert batch_of(many, 1).number is not None
+    assert batch_of(few[:1000], 1).number is not None  # of so few nothing is known
+    recent = Recent()
+    batch = recent.batch(few, 1)
+    few[0] += 1
+    assert batch.ids[0] == few[0] - 1  # what is on its way does not change with the caller's
+    assert recent.batch(few, 1) is not batch
 
 
 def test_shards_are_balanced():
