@@ -21,7 +21,6 @@ from heterps.ps.errors import ServerTimeout
 from heterps.ps.outstanding import Outstanding, Ticket
 from heterps.ps.rows import pack, unpack
 from heterps.ps.shards import Batch, Int64, Recent, grouped
-from heterps.ps.shared import held
 from heterps.ps.wire import MAX_ARRAYS, MAX_FRAME_BYTES, Reply
 from heterps.storage import place
 from heterps.store.config import TableConfig
@@ -332,10 +331,10 @@ def _whole(value: Any, what: str) -> int:
 
 
 def _as_sent(batch: Batch, replies: list[Reply]) -> NDArray[np.float32] | None:
-    """The rows where the server wrote them, if they lie in shared memory, as they were asked for; else None."""
+    """The rows where the server wrote them, if they lie in shared memory and may stay there; else None."""
     if batch.index is not None or len(replies) != 1 or len(replies[0].arrays) != 1 or replies[0].lent is None:
         return None
-    return held(replies[0].arrays[0], replies[0].lent)
+    return replies[0].lent.keep(replies[0].arrays[0])
 
 
 def _spread(batch: Batch, replies: list[Reply], out: NDArray[np.float32]) -> None:

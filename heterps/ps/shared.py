@@ -28,6 +28,8 @@ ARENA_BYTES = 1 << 30
 """Room for what is under way to all peers; pages that were never used cost nothing (assumed)."""
 LEAST_BYTES = 16 << 10
 """Smaller arrays travel as messages: a block would cost more than it saves (assumed)."""
+KEPT_BYTES = ARENA_BYTES // 16
+"""Of a peer's blocks that a process keeps beyond reading them (assumed: a few steps of rows; others need room, too)."""
 ALIGN = 64
 TOKEN_BYTES = 16
 NAME = "heterps"
@@ -144,6 +146,8 @@ class View:
 
     def __init__(self, mapped: Bytes) -> None:
         self._bytes = mapped
+        self.kept: dict[int, int] = {}
+        """Bytes of the arrays in it that are kept (`Lent.keep`), by who keeps them."""
 
     @classmethod
     def open(cls, offer: Offer) -> View | None:
@@ -193,6 +197,14 @@ class Lent:
         self._view, self._places = view, places
         self.due = False
 
+    def keep(self, array: NDArray[Any]) -> NDArray[Any] | None:
+        """An array that lies in the blocks: they go back when nothing looks into it any more.
+
+        None if so much of that peer's is kept here already that others would lack room: it has to be copied.
+        """
+        kept = self._view.kept
+        return np.asarray(_Kept(array, self, kept)) if sum(list(kept.values())) + array.nbytes <= KEPT_BYTES else None
+
     def give_back(self) -> None:
         """Gives the blocks back if they are due; once."""
         if self.due:
@@ -204,17 +216,16 @@ class Lent:
         self.give_back()
 
 
-def held(array: NDArray[Any], lent: Lent) -> NDArray[Any]:
-    """An array in blocks that were lent: they go back when it and all arrays that look into it are gone."""
-    return np.asarray(_Holding(array, lent))
+class _Kept:
+    """What arrays of `Lent.keep` keep alive. An array would not do: NumPy has those that look into it look past it."""
 
-
-class _Holding:
-    """What such arrays keep alive. An array would not do: NumPy lets those that look into it look past it."""
-
-    def __init__(self, array: NDArray[Any], lent: Lent) -> None:
+    def __init__(self, array: NDArray[Any], lent: Lent, of: dict[int, int]) -> None:
         self.__array_interface__ = array.__array_interface__
-        self._lent = lent
+        self._lent, self._of = lent, of
+        of[id(self)] = array.nbytes
+
+    def __del__(self) -> None:
+        del self._of[id(self)]
 
 
 def _map(descriptor: int, nbytes: int) -> Bytes:

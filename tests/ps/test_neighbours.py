@@ -12,7 +12,7 @@ import pytest
 import torch
 import zmq
 
-from heterps.ps import channel, client, neighbours, server, wire
+from heterps.ps import channel, client, neighbours, server, shared, wire
 from heterps.ps.client import Client
 from heterps.ps.errors import ServerTimeout
 from heterps.ps.keys import Keys, protect
@@ -47,7 +47,7 @@ def test_large_arrays_do_not_travel(tmp_path):
                 assert near._arena.held_bytes == 0
 
 
-def test_rows_are_read_where_the_server_wrote_them(connect):
+def test_rows_are_read_where_the_server_wrote_them(connect, monkeypatch):
     """A pull of ids that do not repeat copies nothing: its block is ours as long as anything looks into it."""
     near, _ = connect()
     table = near.table(CONFIG)
@@ -69,6 +69,12 @@ def test_rows_are_read_where_the_server_wrote_them(connect):
         np.testing.assert_array_equal(np.asarray(part), FIRST.reshape(*ids.shape, 4)[3:])
         del part, others
         assert held() == 0
+    monkeypatch.setattr(shared, "KEPT_BYTES", 2 * FIRST.nbytes)
+    three = [table.pull(IDS) for _ in range(3)]  # the last is a copy
+    assert FIRST.nbytes * 2 <= held() < FIRST.nbytes * 3
+    np.testing.assert_array_equal(three, [FIRST] * 3)
+    del three
+    assert held() == 0
     into = np.empty_like(FIRST)
     assert table.pull(IDS, out=into) is into
     assert held() == 0
