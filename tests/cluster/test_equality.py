@@ -12,6 +12,7 @@ from torch import nn
 
 from heterps.data import Csv
 from heterps.models import Chain, Layer
+from heterps.ps.shards import batch_of
 from heterps.runtime import train
 from heterps.runtime.cluster.share import share_of
 from heterps.runtime.schedules import warmup
@@ -83,6 +84,25 @@ def test_layers_of_two_stages_share_a_table(replicas: list[int], tmp_path: Path)
         path=tmp_path, optimizer=sgd,
     )  # fmt: skip
     plain(sharing, data, ids=IDS, optimizer=sgd).assert_same(chain, losses)
+
+
+@pytest.mark.parametrize(("shards", "share"), [(1, True), (2, True), (1, False)])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_ids_that_hardly_repeat(shards: int, share: bool, mode: str, tmp_path: Path):
+    """They cross as they are, and rows are read in place; the rows that replicas have in common are updated once."""
+    ids = 60_000
+    data = random_batches(8, size=2400, ids=ids)
+    assert all(batch_of(batch["ids"].reshape(-1)[:3600].numpy(), 1).number is None for batch in data)
+    options: Any = {"optimizer": sgd, "mode": mode, **({"staleness": 1} if mode == "async" else {})}
+    chain, losses, _ = run_here(
+        small, data, make_plan(5, units=2), steps=8, micro_batches=2, shards=shards, replicas=2, path=tmp_path,
+        share=share, **options,
+    )  # fmt: skip
+    expected = plain(small, data, ids=ids, optimizer=sgd)
+    if mode == "sync":
+        expected.assert_same(chain, losses)
+    else:  # updates come late
+        assert losses == pytest.approx(expected.losses, rel=0.02)
 
 
 def test_clipping_and_schedules(tmp_path: Path):
