@@ -86,29 +86,20 @@ def table(lines: Sequence[Subject], *, batch: int, rounds: int, steps: int) -> l
             failed = line.failures[-1] if line.failures else ""
             print(f"  {line.name}: {failed or f'{seconds[line.name][-1] * 1e3:.1f} ms'}", flush=True)
     rates = {name: batch / np.array(taken[1:]) for name, taken in seconds.items()}
-    peers = [rates[line.name] for line in lines if line.name.startswith(PADDLE) and not line.failures]
-    fastest = np.max(peers, axis=0) if peers else np.full(rounds, np.nan)
-    head = (
-        "subject",
-        "ms a step",
-        "samples/s",
-        "of local",
-        "lowest–highest",
-        "over the faster Paddle",
-        "lowest–highest",
-    )
-    rows = [f"| {' | '.join(head)} | aim |", "| --- " * (len(head) + 1) + "|"]
+    peers = [line.name for line in lines if line.name.startswith(PADDLE)]
+    compared = [cell for name in ["local", *peers] for cell in (f"over {name}", "lowest–highest")]
+    head = ["subject", "ms a step", "samples/s", *compared, "aim"]
+    rows = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for line in lines:
         if line.failures:
-            rows.append(f"| {line.name} | missing: {line.failures[0]} | | | | | | |")
+            rows.append(f"| {line.name} | missing: {line.failures[0]} |" + " |" * (len(head) - 2))
             continue
         rate = rates[line.name]
-        of_local = ratio(rate / rates[line.local], ".0%") if line.local and line.local != line.name else "| "
-        aim = f"≥ {KEEPS:.0%} of local, ≥ {BEATS:g}× Paddle" if line.aims else ""
-        rows.append(
-            f"| {line.name} | {batch / np.median(rate) * 1e3:.1f} | {np.median(rate):,.0f} | {of_local} "
-            f"| {ratio(rate / fastest, '.2f')} | {aim} |"
-        )
+        cells = [line.name, f"{batch / np.median(rate) * 1e3:.1f}", f"{np.median(rate):,.0f}"]
+        cells.append(ratio(rate / rates[line.local], ".0%") if line.local and line.local != line.name else "| ")
+        cells += [ratio(rate / rates[name], ".2f") for name in peers]
+        cells.append(f"≥ {KEEPS:.0%} of local, ≥ {BEATS:g}× Paddle" if line.aims else "")
+        rows.append(f"| {' | '.join(cells)} |")
     for process in {id(line.process): line.process for line in lines}.values():
         process.close()
     print("\n".join(rows), flush=True)
