@@ -27,10 +27,17 @@ HETERPS_INLINE void prefetch(const void* at, std::size_t bytes) {
   if (bytes % kLine != 0) __builtin_prefetch(line + bytes - 1, 1);   // which may lie on one more line
 }
 
-HETERPS_INLINE void prefetch_to_read(const void* at, std::size_t bytes) {
+// The same for what a caller gave, which may begin anywhere: NumPy's arrays lie 16 bytes behind a line's begin.
+HETERPS_INLINE void prefetch_given(const void* at, std::size_t bytes) {
   const char* line = static_cast<const char*>(at);
   for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(line + offset);
-  if (bytes % kLine != 0) __builtin_prefetch(line + bytes - 1);
+  __builtin_prefetch(line + bytes - 1);
+}
+
+HETERPS_INLINE void prefetch_given_to_write(void* at, std::size_t bytes) {
+  char* line = static_cast<char*>(at);
+  for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(line + offset, 1);
+  __builtin_prefetch(line + bytes - 1, 1);
 }
 
 }  // namespace

@@ -233,7 +233,7 @@ HETERPS_INLINE void gather_some(const Distinct& call, std::size_t begin, std::si
     if (waiting < count) fetch_one<kGrowing>(call, waiting++, at);
     const std::size_t p = kAll ? i : call.position[i];
     // Here and there only is a row of this lane's: no processor would fetch these lines by itself.
-    if (!kAll && i + kOutAhead < end) prefetch(out + call.position[i + kOutAhead] * dim, sizeof(float) * dim);
+    if (!kAll && i + kOutAhead < end) prefetch_given_to_write(out + call.position[i + kOutAhead] * dim, sizeof(float) * dim);
     const std::uint32_t slot = slots[numbers[i]];
     if (slot != kNoSlot) [[likely]] {
       memcpy(out + p * dim, row.weights(slot), sizeof(float) * dim);
@@ -264,7 +264,7 @@ void copy(const Distinct& call, const RowView& rows, int width, float* out) {
     if (i + kAhead < call.count) {
       const std::uint32_t later = call.slot[call.number[i + kAhead]];
       if (later != kNoSlot) prefetch(rows.weights(later), sizeof(float) * dim);
-      if (call.position != nullptr) prefetch(out + call.position[i + kAhead] * dim, sizeof(float) * dim);
+      if (call.position != nullptr) prefetch_given_to_write(out + call.position[i + kAhead] * dim, sizeof(float) * dim);
     }
     const std::size_t p = call.position == nullptr ? i : call.position[i];
     const std::uint32_t slot = call.slot[call.number[i]];

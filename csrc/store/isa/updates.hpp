@@ -17,7 +17,7 @@ HETERPS_INLINE void sum_repeats(const Distinct& call, const Gradients& from, int
   std::uint32_t ranks = 0;
   for (std::size_t r = 0; r < call.repeats; ++r) {
     if (r + kAhead < call.repeats) {
-      prefetch_to_read(from.row(call.repeat_position[r + kAhead], dim), sizeof(float) * dim);
+      prefetch_given(from.row(call.repeat_position[r + kAhead], dim), sizeof(float) * dim);
     }
     const std::uint32_t number = call.repeat_number[r], p = call.repeat_position[r];
     std::uint32_t rank = from.rank[number];
@@ -181,7 +181,7 @@ HETERPS_INLINE void apply_some(const Rule& rule, const Distinct& call, const Gra
   const auto fetch = [&](std::size_t u) __attribute__((always_inline)) {
     const std::uint32_t slot = slots[u];
     if (slot == kNoSlot) return;
-    prefetch_to_read(gradient(u), bytes);
+    prefetch_given(gradient(u), bytes);
     prefetch(rows.weights(slot), bytes);
     if constexpr (kKind == Kind::rowwise_adagrad) {
       __builtin_prefetch(rows.state(slot), 1);
