@@ -1,6 +1,7 @@
 // Compiled once for each instruction set, with HETERPS_ISA as its name: see isa/common.hpp.
 #include "kernels.hpp"
 
+#include "isa/joins.hpp"
 #include "isa/lookups.hpp"
 #include "isa/updates.hpp"
 
@@ -52,7 +53,7 @@ void flat_push(const Rule& rule, float* rows, float* state, const std::uint32_t*
 template <int kDim>
 Kernels of_width(Kind kind) {
   Kernels out{share, choose, number<kDim>, fetch, probe, gather<kDim>, copy<kDim>, find<kDim>, copy_distinct<kDim>,
-              nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
+              join<kDim>, add_up<kDim>, nullptr, pool<kDim>, flat_pull<kDim>, flat_push<kDim>};
   switch (kind) {
     case Kind::sgd: out.update = apply<Kind::sgd, kDim>; break;
     case Kind::momentum: out.update = apply<Kind::momentum, kDim>; break;

@@ -37,21 +37,36 @@ struct Distinct {
   bool spread = false;
 };
 
-// Gradients of a call: that of position p is grads[row_of ? row_of[p] : p] · (scale ? scale[p] : 1), or lies at at[p].
-// If `summed`, those of equal ids are one already: that of the distinct id u is grads[u].
+// Gradients of a call: that of position p is grads[row_of ? row_of[p] : p] · (scale ? scale[p] : 1). If `summed`, those of
+// equal ids are one already: that of the distinct id u is grads[u], or lies at at[u].
 struct Gradients {
   const float* grads;
   const std::uint32_t* row_of;
   const float* scale;
   std::uint32_t* rank;             // scratch: kNoSlot for each distinct id
   float* sums;                     // scratch: room for as many rows as ids that occur again, and one
-  const float* const* at = nullptr;
   bool summed = false;
+  const float* const* at = nullptr;
 
   HETERPS_INLINE const float* row(std::uint32_t p, int dim) const {
-    if (at != nullptr) return at[p];
     return grads + static_cast<std::size_t>(row_of != nullptr ? row_of[p] : p) * dim;
   }
+};
+
+// A part of a push: what its pull found, all of which has a row, and its gradients.
+struct Piece {
+  Distinct pull;
+  const float* grads;
+};
+
+// Parts of a push put together. There is room for as many rows and repeats as the parts have ids, and one.
+struct Joint {
+  std::uint32_t* slot;             // of each row that is updated
+  const float** grad;              // where its gradient is: its first one, or the sum
+  std::size_t distinct;
+  std::uint32_t* number;           // which row each further gradient is for, in the order of the parts
+  const float** again;             // and where it is
+  std::size_t repeats;
 };
 
 // Lanes of a thread, where there are several threads: what a call works in then stays in a core's own caches, and lanes
@@ -88,6 +103,11 @@ struct Kernels {
   std::size_t (*find)(const Distinct&, const IndexView&, const RowView&, int dim, float* out);
   // Copies the row of each distinct id to out[its number], zeros where there is none.
   void (*copy_distinct)(const Distinct&, const RowView&, int dim, float* out);
+  // Puts parts together. Scratch: `seen` has eight to sixteen bits for each row of the parts, `table` up to four numbers
+  // for each of their ids; 64 of each at least.
+  void (*join)(const Piece* pieces, std::size_t count, Joint&, std::uint64_t* seen, std::uint32_t* table, int dim);
+  // Then adds up further gradients: `sums` has room for as many rows.
+  void (*add_up)(Joint&, float* sums, int dim);
   // Sums up gradients of equal ids and updates the rows that have a slot.
   void (*update)(const Rule&, const Distinct&, const Gradients&, const RowView&, int dim);
   // The sum, or the mean, of `count` rows; a null row is zeros.

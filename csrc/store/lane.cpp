@@ -198,10 +198,13 @@ void Lane::make_missing_rows(Distinct& call, float* out) {
   for (std::size_t m = 0; m < missing.size(); ++m) {
     if (m + kAhead < missing.size()) index_.fetch(call.id[missing[m + kAhead]]);
     const std::size_t u = missing[m];
+    // Ids that were not told apart may be missing twice.
+    if (call.number == nullptr) call.slot[u] = index_.find(call.id[u]);
+    if (call.slot[u] != kNoSlot) continue;
+    ++misses_;
     call.slot[u] = create(call.id[u]);
     if (out != nullptr) std::copy_n(rows_.weights(call.slot[u]), config_.dim, out + u * config_.dim);
   }
-  misses_ = missing.size();
 }
 
 void Lane::resolve(Distinct& call, Access access, Now now, float* out) {

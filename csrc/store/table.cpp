@@ -15,6 +15,9 @@ namespace {
 
 // So many lanes at most find their own ids each; of more, the ids are brought together by all.
 constexpr std::size_t kChoosing = 4 * kLanes;
+// Where more than this part of the ids are distinct, they are not told apart, but for every so many'th call.
+constexpr double kHardly = 0.9;
+constexpr std::uint64_t kSeldom = 16;
 // Between what two lanes write: they may write a little too far, and share no cache line.
 constexpr std::size_t kApart = 16;
 
@@ -65,7 +68,8 @@ void Table::Batch::make_room(std::size_t ids, bool repeats) {
 Distinct Table::Batch::view(std::size_t share) {
   const Share& own = shares[share];
   const auto at = [&](auto& words) { return words.empty() ? nullptr : words.data() + own.begin; };
-  return {nullptr, shares.size() > 1 ? at(position) : nullptr, own.count, at(number), at(id), at(slot), at(first),
+  std::uint32_t* const place = shares.size() > 1 ? at(position) : nullptr;
+  return {nullptr, place, own.count, told_apart ? at(number) : nullptr, at(id), at(slot), told_apart ? at(first) : place,
           own.distinct, at(repeat_position), at(repeat_number), own.repeats, nullptr, nullptr, nullptr, 0};
 }
 
@@ -154,23 +158,10 @@ void Table::numbered(Batch& batch) {
   if (count > 0) distinct_ = static_cast<double>(distinct) / static_cast<double>(count);
 }
 
-void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
-                    std::uint32_t seconds) {
+// Work for each lane on its ids of a call, which lie side by side, or in the call (`spread`).
+void Table::each_own(const std::int64_t* ids, std::size_t count, Batch& batch, const LaneWork& work) {
   check_size(count);
-  const Now now = advance(seconds);
   batch.count = count;
-  const auto work = [&](std::size_t lane, const std::int64_t* own, bool spread, Scratch& scratch) {
-    Share& share = batch.shares[lane];
-    Distinct call = numbering(batch, lane, scratch, own);
-    call.spread = spread;
-    if (scratch.behind.size() < call.count) scratch.behind.resize(call.count), scratch.home.resize(call.count);
-    call.behind = scratch.behind.data();
-    call.home = scratch.home.data();
-    lanes_[lane]->resolve(call, access, now, out);
-    share.distinct = call.distinct;
-    share.repeats = call.repeats;
-    share.generation = lanes_[lane]->generation();
-  };
   if (lanes_.size() > 1 && lanes_.size() <= kChoosing) {
     const std::size_t room = lanes_.size() * (count + kApart);   // of which only what is used takes memory
     batch.shares.resize(lanes_.size());
@@ -188,8 +179,46 @@ void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, fl
       work(l, lanes_.size() == 1 ? ids : shared_.data() + batch.shares[l].begin, false, scratch);
     });
   }
-  numbered(batch);
   if (lanes_.size() > 1) deal(batch);
+}
+
+void Table::resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
+                    std::uint32_t seconds) {
+  const Now now = advance(seconds);
+  each_own(ids, count, batch, [&](std::size_t lane, const std::int64_t* own, bool spread, Scratch& scratch) {
+    Share& share = batch.shares[lane];
+    Distinct call = numbering(batch, lane, scratch, own);
+    call.spread = spread;
+    if (scratch.behind.size() < call.count) scratch.behind.resize(call.count), scratch.home.resize(call.count);
+    call.behind = scratch.behind.data();
+    call.home = scratch.home.data();
+    lanes_[lane]->resolve(call, access, now, out);
+    share.distinct = call.distinct;
+    share.repeats = call.repeats;
+    share.generation = lanes_[lane]->generation();
+  });
+  numbered(batch);
+}
+
+// The same for a pull of ids that hardly repeat: they are not told apart, which takes as long as to find them. Each gets
+// the slot of its row; who pushes joins those of the same row.
+void Table::spot(const std::int64_t* ids, std::size_t count, Batch& batch, std::uint32_t seconds) {
+  const Now now = advance(seconds);
+  batch.told_apart = false;
+  each_own(ids, count, batch, [&](std::size_t l, const std::int64_t* own, bool spread, Scratch&) {
+    Share& share = batch.shares[l];
+    Lane& lane = *lanes_[l];
+    std::int64_t* const id = batch.id.data() + share.begin;
+    const std::uint32_t* const position = batch.position.data() + share.begin;
+    for (std::size_t i = 0; i < share.count; ++i) id[i] = own[spread ? position[i] : i];
+    share.distinct = share.count;
+    share.repeats = 0;
+    if (lane.growing()) lane.grow_on(share.count);
+    const Distinct call = batch.view(l);
+    if (lane.find(call, nullptr) > 0) lane.settle(call, Lane::Access::pull, now, nullptr);
+    lane.count_hits(share.count);
+    share.generation = lane.generation();
+  });
 }
 
 // Deals the lanes out to threads for the next call, by the ids that each had in this one: ids are as frequent as they were.
@@ -235,7 +264,12 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out, bool cr
     return;
   }
   Batch& batch = next_batch(count);
-  resolve(ids, count, batch, out, Lane::Access::pull, seconds);
+  if (hardly_repeat()) {
+    spot(ids, count, batch, seconds);
+    each([&](int l, Scratch&) { lanes_[l]->copy(batch.view(l), out); });
+  } else {
+    resolve(ids, count, batch, out, Lane::Access::pull, seconds);
+  }
   remember(batch);
 }
 
@@ -243,10 +277,17 @@ void Table::prepare(const std::int64_t* ids, std::size_t count, std::uint32_t se
   const std::lock_guard lock(mutex_);
   if (config_.tracks) return;   // there a pull is a sight, which counts when it happens
   Batch& batch = next_batch(count);
-  resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
+  if (hardly_repeat()) {
+    spot(ids, count, batch, seconds);
+  } else {
+    resolve(ids, count, batch, nullptr, Lane::Access::pull, seconds);
+  }
   remember(batch);
   batch.prepared = true;
 }
+
+// Whether ids of the last calls that told them apart were almost all distinct. Now and then a call does, to know.
+bool Table::hardly_repeat() const { return !config_.tracks && distinct_ > kHardly && batches_ % kSeldom != 0; }
 
 void Table::peek(const std::int64_t* ids, std::size_t count, float* weights, float* state) {
   const std::lock_guard lock(mutex_);
@@ -277,6 +318,7 @@ Table::Batch& Table::next_batch(std::size_t count) {
                        });
   if (batch.valid && batch.prepared) remember_more(batch.count);   // it was looked up in vain
   batch.valid = false;
+  batch.told_apart = true;
   batch.count = count;
   batch.ids.resize(count);
   return batch;

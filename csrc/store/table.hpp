@@ -104,6 +104,7 @@ class Table {
     std::uint64_t number_of_call = 0;   // grows with each batch
     bool valid = false;            // remembered, and not pushed yet
     bool prepared = false;         // and not pulled yet
+    bool told_apart = true;        // else each id is taken for a distinct one, and has no number
 
     void make_room(std::size_t ids, bool repeats);
     Distinct view(std::size_t share);
@@ -113,9 +114,12 @@ class Table {
     Scrap<std::uint32_t> table, rank, behind;
     Scrap<const Bucket*> home;
     Scrap<float> sums;
-    Scrap<std::int64_t> id;        // of all parts of a push
-    Scrap<std::uint32_t> slot;
-    Scrap<const float*> grad;
+    std::vector<Piece> pieces;     // of a push in parts, and what they are joined in
+    Scrap<std::uint32_t> slot, again;
+    Scrap<const float*> grad, grad_again;
+    Scrap<std::uint64_t> seen;
+
+    Joint room_to_join(std::size_t count);
   };
 
   Lane& lane(std::int64_t id);
@@ -125,12 +129,17 @@ class Table {
   void write_numbers(const Batch& batch, std::size_t stretch, std::int32_t* number) const;
   void share_out(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t parts);
   void choose(const std::int64_t* ids, std::size_t count, Batch& batch, std::size_t thread, Chosen (&chosen)[kLanes]);
+  using LaneWork = std::function<void(std::size_t, const std::int64_t*, bool, Scratch&)>;
+  void each_own(const std::int64_t* ids, std::size_t count, Batch& batch, const LaneWork& work);
   void resolve(const std::int64_t* ids, std::size_t count, Batch& batch, float* out, Lane::Access access,
                std::uint32_t seconds);
+  void spot(const std::int64_t* ids, std::size_t count, Batch& batch, std::uint32_t seconds);
+  bool hardly_repeat() const;
   void number(const std::int64_t* ids, std::size_t count, Batch& batch);
   void find(Batch& batch, Lane::Access access, std::uint32_t seconds, float* out, std::int32_t* number);
   Batch& resolved_for_push(const std::int64_t* ids, std::size_t count, std::uint32_t seconds);
   void update(Batch& batch, const float* grads, const std::uint32_t* row_of, const float* scale);
+  void update(const std::vector<Batch*>& pulls, const std::vector<Part>& parts);
   void fill_first_values(const std::int64_t* ids, Batch& batch, float* out);
   std::vector<const float*> locate(const std::int64_t* ids, std::size_t count, Batch& batch, bool create,
                                    std::vector<float>& firsts);

@@ -111,7 +111,7 @@ void Table::push_distinct(const std::int64_t* ids, std::size_t count, std::uint6
     scratch.sums.resize(std::max<std::size_t>(scratch.sums.size(), config_.dim));
     const float* own = grads + batch.shares[s].before * config_.dim;
     lane_of_share(batch, s).update(config_.rule, batch.view(s),
-                                   {own, nullptr, nullptr, nullptr, scratch.sums.data(), nullptr, true});
+                                   {own, nullptr, nullptr, nullptr, scratch.sums.data(), true});
   });
   ++steps_;
 }

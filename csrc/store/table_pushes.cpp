@@ -29,7 +29,8 @@ void Table::update(Batch& batch, const float* grads, const std::uint32_t* row_of
 
 void Table::push(const std::int64_t* ids, std::size_t count, const float* grads, std::uint32_t seconds) {
   const std::lock_guard lock(mutex_);
-  update(resolved_for_push(ids, count, seconds), grads, nullptr, nullptr);
+  Batch& batch = resolved_for_push(ids, count, seconds);
+  batch.told_apart ? update(batch, grads, nullptr, nullptr) : update({&batch}, {{ids, count, grads}});
 }
 
 // The pulls of all parts, which are then used up; none unless all are remembered.
@@ -51,43 +52,43 @@ bool Table::push_parts(const std::vector<Part>& parts) {
   const std::lock_guard lock(mutex_);
   const std::vector<Batch*> pulls = recall_parts(parts);
   if (pulls.empty()) return false;
-  const std::size_t dim = config_.dim;
-  scratch_.shares.resize(lanes_.size());
-  std::size_t count = 0;
-  for (std::size_t l = 0; l < lanes_.size(); ++l) {
-    Share& share = scratch_.shares[l];
-    share.begin = count;
-    for (const Batch* pull : pulls) count += pull->shares[l].distinct + pull->shares[l].repeats;
-    share.count = count - share.begin;
-  }
-  scratch_.make_room(count, true);
+  update(pulls, parts);
+  return true;
+}
+
+// Nothing is looked up: the rows are told apart by their slots, which takes a small part of what their ids would.
+void Table::update(const std::vector<Batch*>& pulls, const std::vector<Part>& parts) {
   each([&](int l, Scratch& scratch) {
-    Share& share = scratch_.shares[l];
-    scratch.id.resize(share.count), scratch.slot.resize(share.count), scratch.grad.resize(share.count);
-    for (std::size_t k = 0, at = 0; k < parts.size(); ++k) {
-      const Distinct own = pulls[k]->view(l);
-      std::copy_n(own.id, own.distinct, scratch.id.data() + at);
-      std::copy_n(own.slot, own.distinct, scratch.slot.data() + at);
-      for (std::size_t u = 0; u < own.distinct; ++u) scratch.grad[at++] = parts[k].grads + own.first[u] * dim;
-      for (std::size_t r = 0; r < own.repeats; ++r) {   // ids that a part has again follow its others: the sum is the same
-        scratch.id[at] = own.id[own.repeat_number[r]];
-        scratch.slot[at] = own.slot[own.repeat_number[r]];
-        scratch.grad[at++] = parts[k].grads + own.repeat_position[r] * dim;
-      }
+    scratch.pieces.clear();
+    std::size_t count = 1;
+    for (std::size_t k = 0; k < parts.size(); ++k) {
+      scratch.pieces.push_back({pulls[k]->view(l), parts[k].grads});
+      count += scratch.pieces.back().pull.distinct + scratch.pieces.back().pull.repeats;
+      lanes_[l]->note(scratch.pieces.back().pull);
     }
-    Distinct call = numbering(scratch_, l, scratch, scratch.id.data());
-    call.position = nullptr;   // all of the parts
-    kernels_.number(call, 0, share.count, 0, {}, config_.dim);
-    for (std::size_t u = 0; u < call.distinct; ++u) call.slot[u] = scratch.slot[call.first[u]];
-    scratch.rank.assign(call.distinct, kNoSlot);
-    const std::size_t floats = (call.repeats + 1) * dim;
+    Joint joint = scratch.room_to_join(count);
+    kernels_.join(scratch.pieces.data(), parts.size(), joint, scratch.seen.data(), scratch.table.data(), config_.dim);
+    const std::size_t floats = (joint.repeats + 1) * config_.dim;
     if (scratch.sums.size() < floats) scratch.sums.resize(floats);
-    lanes_[l]->note(call);
+    float* const sums = scratch.sums.data();
+    kernels_.add_up(joint, sums, config_.dim);
+    Distinct call{};
+    call.slot = joint.slot;
+    call.distinct = joint.distinct;
     lanes_[l]->update(config_.rule, call,
-                      {nullptr, nullptr, nullptr, scratch.rank.data(), scratch.sums.data(), scratch.grad.data()});
+                      {nullptr, nullptr, nullptr, nullptr, sums + joint.repeats * config_.dim, true, joint.grad});
   });
   ++steps_;
-  return true;
+}
+
+Joint Table::Scratch::room_to_join(std::size_t count) {
+  const auto grow = [](auto& words, std::size_t least) {
+    if (words.size() < least) words.resize(least);
+  };
+  grow(slot, count), grow(again, count), grow(grad, count), grow(grad_again, count);
+  grow(seen, count / 4 + 64);
+  grow(table, 4 * count + 64);
+  return {slot.data(), grad.data(), 0, again.data(), grad_again.data(), 0};
 }
 
 void Table::push_bag(const std::int64_t* ids, std::size_t count, const std::int64_t* offsets, std::size_t bags,
@@ -100,7 +101,9 @@ void Table::push_bag(const std::int64_t* ids, std::size_t count, const std::int6
     if (mean) std::fill(scale.begin() + from, scale.begin() + to, 1.0f / static_cast<float>(to - from));
   }
   const std::lock_guard lock(mutex_);
-  update(resolved_for_push(ids, count, seconds), grads, row_of.data(), mean ? scale.data() : nullptr);
+  Batch* batch = &resolved_for_push(ids, count, seconds);
+  if (!batch->told_apart) resolve(ids, count, *(batch = &scratch_), nullptr, Lane::Access::push, seconds);
+  update(*batch, grads, row_of.data(), mean ? scale.data() : nullptr);
 }
 
 }  // namespace heterps::store

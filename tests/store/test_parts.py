@@ -15,10 +15,10 @@ OPTIMIZERS = ["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam", "ftrl"]
 
 
 def drawn(seed: int, parts: int, *, most: int = 3000, ids: int = 4000) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Parts, many of whose ids occur in others; every second one has some of its own again."""
+    """Parts, many of whose ids occur in others; every second one, from the first on, has some of its own again."""
     source = np.random.default_rng(seed)
     found = [source.permutation(ids)[: source.integers(1, most)].astype(np.int64) for _ in range(parts)]
-    for own in found[1::2]:
+    for own in found[::2]:
         own[source.integers(0, len(own), len(own) // 5)] = own[0]
     return [(own, source.standard_normal((len(own), 8)).astype(np.float32)) for own in found]
 

@@ -260,14 +260,15 @@ void gather(const Distinct& call, std::size_t begin, std::size_t end, std::size_
 template <int kDim>
 void copy(const Distinct& call, const RowView& rows, int width, float* out) {
   const std::size_t dim = kDim > 0 ? kDim : width;
+  const auto slot_of = [&](std::size_t i) { return call.slot[call.number != nullptr ? call.number[i] : i]; };
   for (std::size_t i = 0; i < call.count; ++i) {
     if (i + kAhead < call.count) {
-      const std::uint32_t later = call.slot[call.number[i + kAhead]];
+      const std::uint32_t later = slot_of(i + kAhead);
       if (later != kNoSlot) prefetch(rows.weights(later), sizeof(float) * dim);
       if (call.position != nullptr) prefetch_given_to_write(out + call.position[i + kAhead] * dim, sizeof(float) * dim);
     }
     const std::size_t p = call.position == nullptr ? i : call.position[i];
-    const std::uint32_t slot = call.slot[call.number[i]];
+    const std::uint32_t slot = slot_of(i);
     if (slot != kNoSlot) [[likely]] {
       memcpy(out + p * dim, rows.weights(slot), sizeof(float) * dim);
     } else {

@@ -170,7 +170,7 @@ HETERPS_INLINE void apply_some(const Rule& rule, const Distinct& call, const Gra
   float* copy = from.sums + (from.summed ? 0 : call.repeats) * static_cast<std::size_t>(dim);
   Powers powers;
   const auto gradient = [&](std::size_t u) -> const float* {
-    if (from.summed) return from.grads + u * dim;
+    if (from.summed) return from.at != nullptr ? from.at[u] : from.grads + u * dim;
     if constexpr (kDirect) {
       const std::uintptr_t own = grads + first[u] * bytes, sum = sums + ranks[u] * bytes;
       return reinterpret_cast<const float*>(ranks[u] == kNoSlot ? own : sum);
@@ -212,7 +212,7 @@ void apply(const Rule& rule, const Distinct& call, const Gradients& from, const 
   if (!from.summed) sum_repeats<kDim>(call, from, width);
   if (!is_plain(rule) || from.scale != nullptr) {
     apply_some<kKind, kDim, false, false>(rule, call, from, rows, width);
-  } else if (from.row_of != nullptr || from.at != nullptr) {
+  } else if (from.row_of != nullptr) {
     apply_some<kKind, kDim, true, false>(rule, call, from, rows, width);
   } else {
     apply_some<kKind, kDim, true, true>(rule, call, from, rows, width);
