@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import zmq
 from heterps.errors import HeterPSError, InvalidInput
 from heterps.ps.errors import InvalidRequest, ServerError, ServerTimeout, WireError
 from heterps.ps.keys import Keys, piece_bytes, protect
+from heterps.ps.near import Line
 from heterps.ps.server import READABLE, SOCKET_BUFFER_BYTES
 from heterps.ps.shared import LEAST_BYTES, Arena, Offer, Place, View
 from heterps.ps.wire import (
@@ -87,6 +89,8 @@ class Channel:
         self._arena = arena
         self._sharing = None if arena is None else Sharing(arena.offer)
         self._view: View | None = None
+        self.line: Line | None = None
+        """A shorter way to a server of this machine, beside the socket."""
         self._given_up: set[int] = set()
         self._left: list[Place] = []
         """Blocks of operations that were given up."""
@@ -177,10 +181,9 @@ class Channel:
     def receive(self) -> None:
         """Takes all replies that have arrived."""
         answered = False
-        while int(self.socket.getsockopt(zmq.EVENTS)) & READABLE:
-            frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        for buffers in self._messages():
             try:
-                replies, offer = decode_replies([frame.buffer for frame in frames], self._view)
+                replies, offer = decode_replies(buffers, self._view)
             except WireError as error:
                 log.warning("reply of %s: %s", self.address, error)
                 continue
@@ -193,6 +196,21 @@ class Channel:
                 answered |= reply.status not in ("busy", "gap")
         self._go_on(answered)
         self.pump()
+
+    def _messages(self) -> Iterator[list[Any]]:
+        while int(self.socket.getsockopt(zmq.EVENTS)) & READABLE:
+            yield [frame.buffer for frame in self.socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+        if (line := self.line) is not None:
+            for packet in line.receive():
+                yield [memoryview(packet)]
+            if line is self.line and not line.alive:
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        """From now on all messages take the socket."""
+        if self.line is not None:
+            self.line.close()
+            self.line = None
 
     def _go_on(self, answered: bool) -> None:
         """Sends again what the server had no room for, or would not take before something that does not come."""
@@ -209,6 +227,8 @@ class Channel:
         if offer is not None and offer.token != sharing.mapped:
             self._view = View.open(offer)
             self._sharing = None if self._view is None else Sharing(sharing.offer, offer.token)
+            self._hang_up()
+            self.line = None if self._view is None else Line.connect(offer.token, self._client)
             self._free(self._left)  # whoever could read them is no more
             self._left.clear()
         elif self._view is None:
@@ -221,6 +241,7 @@ class Channel:
             self._hold(reply)
         elif reply.status == "unmapped":
             self._sharing = self._view = None
+            self._hang_up()
             self._send_again(0)
         elif reply.seq < 0:
             self._refuse(reply)
@@ -240,8 +261,9 @@ class Channel:
         Of several, each is sent in a message of its own, to learn which one it is.
         """
         log.warning("%s: %s", self.address, reply.value)
-        numbers = [seq for array in reply.arrays for seq in array.tolist() if seq in self._flight]
-        if len(numbers) == 1:
+        named = [seq for array in reply.arrays for seq in array.tolist()]
+        numbers = [seq for seq in named if seq in self._flight]
+        if len(named) == 1 and numbers:
             self._hole = max(numbers[0], self._hole or 0)
             self._settle(Reply(numbers[0], "error", f"{self.address}: {reply.value}"))
             return
@@ -312,13 +334,19 @@ class Channel:
         large = [array for array in pending.operation.arrays if array.nbytes >= LEAST_BYTES]
         return [place for array in large if (place := self._arena.place_of(array)) is not None]
 
-    def check(self) -> bool:
-        """Acts on a server that has been quiet for too long; True if the socket is a new one."""
+    @property
+    def ways(self) -> list[Any]:
+        """What replies come by, to be polled; another socket or line is another way."""
+        return [self.socket] if self.line is None else [self.socket, self.line.number]
+
+    def check(self) -> None:
+        """Acts on a server that has been quiet for too long; the socket may be a new one then."""
         now = time.monotonic()
         if not self._flight or now - self._quiet_since_s < self._timeout_s:
-            return False
+            return
         self._quiet_since_s = now
         self._attempts += 1
+        self._hang_up()
         if self._attempts > self._retries:
             waited_s = self._timeout_s * self._attempts
             self._fail(
@@ -330,11 +358,10 @@ class Channel:
         elif self._attempts == 1:
             self._probe = next(iter(self._flight))
             self._send([self._flight[self._probe]])
-            return False
+            return
         self.socket.close(linger=0)
         self.socket = self._connect()
         self._send_again(0)
-        return True
 
     def close(self, reason: str) -> None:
         """Refuses further operations, fails those without an answer, and closes the socket."""
@@ -345,6 +372,7 @@ class Channel:
         goodbye = self._heard and not self._attempts
         if goodbye:  # the server need not keep our replies any more
             self._deliver(Request(self._client, self._next, []))
+        self._hang_up()
         self.socket.close(linger=GOODBYE_MS if goodbye else 0)
 
     def _connect(self) -> zmq.Socket[bytes]:
@@ -379,6 +407,8 @@ class Channel:
 
     def _deliver(self, request: Request) -> None:
         parts = encode_request(request, piece_bytes=self.piece_bytes, arena=self._arena if self.shares else None)
+        if self.line is not None and len(parts) == 1 and self.line.send(bytes(parts[0])):
+            return
         # A socket that the server has refused has no way out any more, and would wait for one for ever. What is not
         # sent is as good as lost on the way: it is sent again, by another socket, when its time is up.
         with suppress(zmq.Again):

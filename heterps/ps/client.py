@@ -146,25 +146,19 @@ class Client:
     def _loop(self) -> None:
         reason = "the client is closed"
         try:
-            poller = self._poller()
+            poller, ways = zmq.Poller(), list[Any]()
             while not (self._stopping and (self._giving_up or all(channel.idle for channel in self._channels))):
-                if self._turn(poller):
-                    poller = self._poller()
+                if ways != (ways := [self._inner, *(way for channel in self._channels for way in channel.ways)]):
+                    poller = _poller(ways)
+                self._turn(poller)
         except Exception as error:
             log.exception("the client's thread failed")
             reason = f"the client's thread failed: {error}"
         finally:
             self._end(reason)
 
-    def _poller(self) -> zmq.Poller:
-        poller = zmq.Poller()
-        poller.register(self._inner, zmq.POLLIN)
-        for channel in self._channels:
-            poller.register(channel.socket, zmq.POLLIN)
-        return poller
-
-    def _turn(self, poller: zmq.Poller) -> bool:
-        """Waits for something to do, and does it; True if a socket was replaced."""
+    def _turn(self, poller: zmq.Poller) -> None:
+        """Waits for something to do, and does it."""
         deadlines = [deadline for channel in self._channels if (deadline := channel.deadline_s()) is not None]
         timeout_ms = int(max(0.0, (min(deadlines) - time.monotonic()) * 1e3)) + 1 if deadlines else None
         ready = dict(poller.poll(timeout_ms))
@@ -173,10 +167,10 @@ class Client:
             for channel in self._channels:
                 channel.pump()
         for channel in self._channels:
-            if channel.socket in ready:
+            if any(way in ready for way in channel.ways):
                 channel.receive()
-        replaced = [channel.check() for channel in self._channels]
-        return any(replaced)
+        for channel in self._channels:
+            channel.check()
 
     def _wake(self) -> None:
         try:
@@ -194,3 +188,10 @@ class Client:
             self._arena.close()
         self._inner.close()
         self._outer.close()
+
+
+def _poller(ways: list[Any]) -> zmq.Poller:
+    poller = zmq.Poller()
+    for way in ways:
+        poller.register(way, zmq.POLLIN)
+    return poller

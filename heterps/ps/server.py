@@ -26,6 +26,7 @@ from heterps.ps.hosting import Answer, Host, MakeTable
 from heterps.ps.keys import Keys, piece_bytes, protect
 from heterps.ps.lanes import Lanes
 from heterps.ps.locks import lock
+from heterps.ps.near import Exchange, Line
 from heterps.ps.neighbours import Neighbours
 from heterps.ps.outgoing import REPLY_BYTES, Outgoing
 from heterps.ps.persistence import claim, load_server, save_server
@@ -131,6 +132,9 @@ class Server:
         self._in_work = 0
         self._requests = self._malformed = 0
         self._neighbours = Neighbours(Arena()) if shared else None
+        self._exchange = None if self._neighbours is None else Exchange(self._neighbours.arena.offer.token)
+        self._polled: list[int] = []
+        """Descriptors of the exchange that are among `_all_ways`."""
         self._started_s = time.monotonic()
         self._outbox: deque[tuple[list[Answer], Load]] = deque()
         """Replies, and the load of the job that ends with them."""
@@ -230,7 +234,8 @@ class Server:
             while not self._stopping:
                 self._turn()
             for _ in range(DRAIN_TURNS):  # what clients go on sending later is theirs to send again
-                if not any([self._read(number) for number in range(len(self._routers))]):  # noqa: C419
+                read = [self._read(number) for number in range(len(self._routers))]
+                if not any([*read, *map(self._read_line, self._polled)]):
                     break
             for router, address in zip(self._routers, self.addresses, strict=True):
                 router.unbind(address)
@@ -247,6 +252,7 @@ class Server:
     def _turn(self, *, reading: bool = True) -> None:
         """Waits for something to do, and does it."""
         reading = reading and self._queued_bytes < self._most_queued_bytes
+        self._poll_lines()
         ready = dict((self._all_ways if reading else self._own_ways).poll())
         if self._inner.fileno() in ready:
             self._inner.recv(4096)
@@ -257,6 +263,33 @@ class Server:
         for number, router in enumerate(self._routers):
             if router in ready:
                 self._read(number)
+        for number in self._polled:
+            if number in ready:
+                self._read_line(number)
+
+    def _poll_lines(self) -> None:
+        """Has the lines polled that there are now."""
+        numbers = [] if self._exchange is None else self._exchange.numbers
+        if numbers != self._polled:
+            for gone in set(self._polled) - set(numbers):
+                self._all_ways.unregister(gone)
+            for number in numbers:
+                self._all_ways.register(number, zmq.POLLIN)
+            self._polled = numbers
+
+    def _read_line(self, number: int) -> bool:
+        """Takes some messages from a line; false if there were none."""
+        assert self._exchange is not None
+        line, packets = self._exchange.handle(number)
+        if line is None:
+            return False
+        for packet in packets:
+            session = self._sessions.known(line.client)
+            if session is None:  # a line is not the first way that a client takes
+                self._exchange.drop(line)
+                return False
+            self._take(session.route, [memoryview(packet)], line)
+        return bool(packets)
 
     def _read(self, number: int) -> bool:
         """Takes some messages from a socket; False if there were none."""
@@ -265,17 +298,23 @@ class Server:
             if not int(router.getsockopt(zmq.EVENTS)) & READABLE:
                 return taken > 0
             name, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
-            route, buffers = (number, name.bytes), [frame.buffer for frame in frames]
-            try:
-                request = self._decode(buffers)
-            except Unmapped as error:
-                self._send(route, [Reply(-1, "unmapped", str(error))])
-            except WireError as error:
-                self._complain(route, buffers, error)
-            else:
-                session = self._sessions.hear(request.client, request.low, route, request.sharing)
-                self._accept(session, request.operations)
+            self._take((number, name.bytes), [frame.buffer for frame in frames])
         return True
+
+    def _take(self, route: Route, buffers: list[memoryview], line: Line | None = None) -> None:
+        """Takes a message, which came over a client's line or else from where `route` says."""
+        try:
+            request = self._decode(buffers)
+            if line is not None and request.client != line.client:
+                raise WireError("malformed message: of another client")
+        except Unmapped as error:
+            self._send(route, [Reply(-1, "unmapped", str(error))], line=line)
+        except WireError as error:
+            self._complain(route, buffers, error, line)
+        else:
+            session = self._sessions.hear(request.client, request.low, route, request.sharing)
+            session.line = line or session.line
+            self._accept(session, request.operations)
 
     def _decode(self, buffers: list[memoryview]) -> Request:
         largest = max((buffer.nbytes for buffer in buffers), default=0)
@@ -283,13 +322,13 @@ class Server:
             raise WireError(f"malformed message: a frame of {largest} bytes, at most {self._most_frame_bytes}")
         return decode_request(buffers, None if self._neighbours is None else self._neighbours.view_of)
 
-    def _complain(self, route: Route, buffers: list[memoryview], error: WireError) -> None:
+    def _complain(self, route: Route, buffers: list[memoryview], error: WireError, line: Line | None) -> None:
         """Answers a message that breaks the format, with the numbers of its operations if they can be read."""
         self._malformed += 1
         if seldom(self._malformed):
             log.warning("%s (%d so far)", error, self._malformed)
         numbers = numbers_of(buffers)
-        self._send(route, [Reply(-1, "error", str(error), [] if numbers is None else [numbers])])
+        self._send(route, [Reply(-1, "error", str(error), [] if numbers is None else [numbers])], line=line)
 
     def _accept(self, session: Session, operations: list[Operation]) -> None:
         """Hands new operations to the workers, those on one table in a row as one job, and answers the rest."""
@@ -360,14 +399,16 @@ class Server:
             arena = near.arena
         elif near is not None and sharing is not None and near.view_of(sharing) is not None:
             offer = near.arena.offer
-        self._send(session.route, replies, arena, offer)
+        self._send(session.route, replies, arena, offer, session.line)
 
     def _send(
-        self, route: Route, replies: Iterable[Reply], arena: Arena | None = None, offer: Offer | None = None
-    ) -> None:
+        self, route: Route, replies: Iterable[Reply], arena: Arena | None = None, offer: Offer | None = None,
+        line: Line | None = None,
+    ) -> None:  # fmt: skip
         number, _ = route
         frames = encode_replies(replies, piece_bytes=piece_bytes(self.addresses[number]), arena=arena, offer=offer)
-        self._outgoing.send(self._routers[number], route, frames)
+        if line is None or len(frames) > 1 or not line.send(frames[0]):
+            self._outgoing.send(self._routers[number], route, frames)
 
     def _stats(self, operation: Operation) -> Reply:
         """The server's own numbers: what an operation on no table asks for."""
@@ -395,6 +436,8 @@ class Server:
         self._context.term()
         if self._neighbours is not None:
             self._neighbours.arena.close()
+        if self._exchange is not None:
+            self._exchange.close()
         self._inner.close()
         self._outer.close()
         self._locks.close()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from heterps.ps.near import Line
 from heterps.ps.wire import Reply, Sharing
 
 REMEMBERED_BYTES = 64 << 20
@@ -61,6 +62,8 @@ class Session:
     low: int = 0
     route: Route = (0, b"")
     """Its present connection."""
+    line: Line | None = None
+    """A shorter way to it, if there is one."""
     sharing: Sharing | None = None
     """What it said last of shared memory."""
     working: set[int] = field(default_factory=set)
@@ -152,6 +155,10 @@ class Sessions:
         session.hear(low, route, sharing)
         self.kept_bytes += session.remembered_bytes - before
         return session
+
+    def known(self, client: bytes) -> Session | None:
+        """The client's session; None if it was not heard of, or is forgotten."""
+        return self._sessions.get(client)
 
     def finish(self, session: Session, reply: Reply) -> None:
         """An operation of a client is done; see `Session.finish`."""

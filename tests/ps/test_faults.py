@@ -70,7 +70,7 @@ def test_connections_cut_anywhere_change_nothing(seed):
     with Server("tcp://127.0.0.1:*", keys, make_table=make_fake).start() as server:
         proxy = Proxy(server.addresses[0], [source.randrange(200, 60_000) for _ in range(8)])
         try:
-            with Client([proxy.address], keys, timeout_s=0.15, retries=1000) as client:
+            with Client([proxy.address], keys, timeout_s=0.15, retries=1000, shared=False) as client:
                 table = client.table(CONFIG)
                 for turn in range(150):
                     table.push(IDS, ONES)
