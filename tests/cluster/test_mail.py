@@ -153,6 +153,26 @@ def test_large_tensors_cross_in_shared_memory(post: Open):
         assert wait_for(lambda: not arena.held_bytes)  # the mail's own thread may be the last to let go
 
 
+def test_what_crosses_in_shared_memory_takes_no_socket(post: Open):
+    """As long as the line holds; else, and for what lies in frames, the sockets are used."""
+    keys = Keys.generate()
+    here, there = post(keys), post(keys, me=THERE)
+    here.connect({THERE: there.address}, {THERE: there.offer})
+    there.connect({HERE: here.address}, {HERE: here.offer})
+    large, small = torch.arange(100_000.0), torch.arange(10.0)
+    peer = here._peers[THERE]
+    assert peer.line is not None
+    peer.socket, socket = None, peer.socket  # type: ignore[assignment]
+    here.send(THERE, Message("forward", 0, "0", {"x": large}))
+    assert torch.equal(there.take("forward", 0, "0").tensors["x"], large)  # type: ignore[arg-type]
+    peer.socket = socket
+    here.send(THERE, Message("forward", 1, "0", {"x": small}))
+    peer.line.close()
+    here.send(THERE, Message("forward", 2, "0", {"x": large}))
+    for step, sent in (1, small), (2, large):
+        assert torch.equal(there.take("forward", step, "0").tensors["x"], sent)  # type: ignore[arg-type]
+
+
 def test_a_handler_gets_what_came_before_it(post: Open):
     keys = Keys.generate()
     one, two = post(keys), post(keys)

@@ -1,6 +1,6 @@
 """How replicas reach each other: a ROUTER socket for what comes, a DEALER socket to each peer, all with CURVE.
 
-Within a machine large tensors cross in shared memory, and only where they lie travels through the sockets.
+Within a machine large tensors cross in shared memory, and only where they lie travels, by a line (`heterps.ps.near`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from heterps.errors import HeterPSError
 from heterps.ps.errors import WireError
 from heterps.ps.gate import Gate
 from heterps.ps.keys import Keys, protect
+from heterps.ps.near import Exchange, Line
 from heterps.ps.shared import Arena, Offer, View
 from heterps.ps.wire import MAX_FRAME_BYTES
 from heterps.runtime.cluster.layout import Seat
@@ -50,6 +51,8 @@ class _Peer:
     lock: threading.Lock
     near: bool
     """Whether it shares memory with us."""
+    line: Line | None
+    """For messages without tensors of their own."""
 
 
 class Mail:
@@ -75,6 +78,7 @@ class Mail:
         self._keys, self._attempt, self._me, self._narrow, self._timeout_s = keys, attempt, me, narrow, timeout_s
         self.dropped = 0
         self._arena = Arena() if share else None
+        self._exchange = None if self._arena is None else Exchange(self._arena.offer.token)
         self._views: dict[Seat, View] = {}
         self._handlers: dict[str, Callable[[Message], None]] = {}
         self._arrived: dict[Key, Message] = {}
@@ -128,7 +132,8 @@ class Mail:
             protect(dealer, address, self._keys, server=False)
             self._monitors[dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)] = seat
             dealer.connect(address)
-            self._peers[seat] = _Peer(dealer, threading.Lock(), view is not None)
+            line = Line.connect(offer.token, str(seat).encode()) if view is not None and offer is not None else None
+            self._peers[seat] = _Peer(dealer, threading.Lock(), view is not None, line)
         self._wake()
 
     def send(self, to: Seat, message: Message) -> None:
@@ -139,6 +144,8 @@ class Mail:
         frames = encode(message, self._me, self._attempt, narrow=narrow, arena=arena)
         try:
             with peer.lock:
+                if peer.line is not None and len(frames) == 1 and peer.line.send(bytes(frames[0])):
+                    return
                 peer.socket.send_multipart(frames, copy=False)
         except zmq.Again:
             raise PeerLost(f"{to} takes no messages") from None
@@ -184,8 +191,12 @@ class Mail:
             self._changed.notify_all()
         self._wake()
         self._thread.join()
+        if self._exchange is not None:
+            self._exchange.close()
         for peer in self._peers.values():
             with peer.lock:
+                if peer.line is not None:
+                    peer.line.close()
                 peer.socket.disable_monitor()
                 peer.socket.close()
         for monitor in self._monitors:
@@ -209,7 +220,7 @@ class Mail:
             self._outer.send(b"\0")
 
     def _listen(self) -> None:
-        poller, watched = zmq.Poller(), 0
+        poller, watched, polled = zmq.Poller(), 0, list[int]()
         poller.register(self._inner, zmq.POLLIN)
         for guarding in self._gate.sockets:
             poller.register(guarding, zmq.POLLIN)
@@ -217,12 +228,19 @@ class Mail:
             for monitor in list(self._monitors)[watched:]:
                 poller.register(monitor, zmq.POLLIN)
                 watched += 1
-            poller.register(self._router, zmq.POLLIN if self._held_bytes < HELD_BYTES else 0)
+            reading = zmq.POLLIN if self._held_bytes < HELD_BYTES else 0
+            poller.register(self._router, reading)
+            lines = [] if self._exchange is None else self._exchange.numbers
+            for number in {*polled, *lines}:
+                poller.register(number, reading if number in lines else 0)
+            polled = lines
             for ready, _ in poller.poll():
                 if ready == self._inner.fileno():
                     self._inner.recv(4096)
                 elif ready is self._router:
                     self._receive()
+                elif ready in lines:
+                    self._read_line(ready)
                 elif ready in self._monitors:
                     self._hear_of(ready)
                 else:
@@ -241,8 +259,18 @@ class Mail:
 
     def _receive(self) -> None:
         _, *frames = self._router.recv_multipart(copy=False)
+        self._read([frame.buffer for frame in frames])
+
+    def _read_line(self, number: int) -> None:
+        """What came over a line. It ends with its peer, whose connection then breaks, too."""
+        assert self._exchange is not None
+        _, packets = self._exchange.handle(number)
+        for packet in packets:
+            self._read([memoryview(packet)])
+
+    def _read(self, frames: list[memoryview]) -> None:
         try:
-            attempt, message = decode([frame.buffer for frame in frames], self._views)
+            attempt, message = decode(frames, self._views)
         except WireError as error:
             self._drop(str(error))
             return
