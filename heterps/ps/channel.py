@@ -42,6 +42,9 @@ QUEUE_BYTES = 128 << 20
 QUEUE_OPERATIONS = 4096
 GOODBYE_MS = 250
 """Time that a client's last word has to leave when it ends."""
+HURRIED = 4
+"""While fewer operations lack an answer, the next one is sent by who makes it, and no other thread wakes for it. Those
+behind them are left to the client's thread, which joins them (assumed: a step has two for each table)."""
 TOGETHER_BYTES = 256 << 10
 """Operations leave in one message while they are smaller than this together (assumed)."""
 
@@ -67,7 +70,7 @@ class Pending:
 
 
 class Channel:
-    """Callers use `submit`; everything else belongs to the client's one thread, which owns the socket.
+    """Callers use `submit` and `hurry`; everything else belongs to the client's one thread, which owns the socket.
 
     Arrays that lie in the client's `arena` stay there if the server is on the same machine. Such a block is freed when
     its operation is settled. If it is given up instead, the server may still read the block one day: it is not used
@@ -97,8 +100,12 @@ class Channel:
         self._context, self._keys, self._client = context, keys, client
         self._timeout_s, self._retries = timeout_s, retries
         self.piece_bytes = piece_bytes(address)
+        self._at_work = threading.Lock()
+        """Held by whoever sends or receives: the client's thread, or a caller for a moment."""
         self._changed = threading.Condition()
         self._queue: deque[Pending] = deque()
+        self._late: list[Pending] = []
+        """In flight, but not sent yet: the line did not take them."""
         self._queue_bytes = 0
         self._next = 0
         self._closed: str | None = None
@@ -144,14 +151,35 @@ class Channel:
             return not self._queue and all(pending.held for pending in self._flight.values())
 
     def deadline_s(self) -> float | None:
-        """When to call `check`, on the monotonic clock; None if nothing is on the way."""
-        return self._quiet_since_s + self._timeout_s if self._flight else None
+        """When to call `check`, on the monotonic clock; None if nothing is on the way, nor sent by others unnoticed."""
+        if self._flight:
+            return self._quiet_since_s + self._timeout_s
+        return None if self.line is None else time.monotonic() + self._timeout_s
+
+    def hurry(self) -> bool:
+        """Sends what waits, in the caller's thread, if it can leave at once; false if the client's has to do it."""
+        if self.line is None or len(self._flight) >= HURRIED or not self._at_work.acquire(blocking=False):
+            return False
+        try:
+            if self.line is None or self._late:
+                return False
+            batch = self._take()
+            if batch and not self._by_line(self._encoded(batch)):
+                self._late = batch  # sockets are the other thread's
+            return not self._late and not self._queue
+        finally:
+            self._at_work.release()
 
     def pump(self) -> None:
         """Sends what may be sent."""
+        with self._at_work:
+            self._pump()
+
+    def _pump(self) -> None:
+        late, self._late = self._late, []
+        if late:
+            self._send(late)
         while batch := self._take():
-            if len(self._flight) == len(batch):
-                self._quiet_since_s = time.monotonic()
             self._send(batch)
 
     def _take(self) -> list[Pending]:
@@ -168,6 +196,8 @@ class Channel:
                 batch.append(self._queue.popleft())
             if not batch:
                 return []
+            if not self._flight:
+                self._quiet_since_s = time.monotonic()
             message = Message(len(batch), sum(pending.nbytes for pending in batch))
             for pending in batch:
                 pending.message = message
@@ -180,6 +210,10 @@ class Channel:
 
     def receive(self) -> None:
         """Takes all replies that have arrived."""
+        with self._at_work:
+            self._receive()
+
+    def _receive(self) -> None:
         answered = False
         for buffers in self._messages():
             try:
@@ -195,7 +229,7 @@ class Channel:
                 self._settle(reply)
                 answered |= reply.status not in ("busy", "gap")
         self._go_on(answered)
-        self.pump()
+        self._pump()
 
     def _messages(self) -> Iterator[list[Any]]:
         while int(self.socket.getsockopt(zmq.EVENTS)) & READABLE:
@@ -341,6 +375,10 @@ class Channel:
 
     def check(self) -> None:
         """Acts on a server that has been quiet for too long; the socket may be a new one then."""
+        with self._at_work:
+            self._check()
+
+    def _check(self) -> None:
         now = time.monotonic()
         if not self._flight or now - self._quiet_since_s < self._timeout_s:
             return
@@ -365,13 +403,17 @@ class Channel:
 
     def close(self, reason: str) -> None:
         """Refuses further operations, fails those without an answer, and closes the socket."""
+        with self._at_work:
+            self._close(reason)
+
+    def _close(self, reason: str) -> None:
         with self._changed:
             self._closed = reason
             self._changed.notify_all()
         self._fail(ServerError(reason))
         goodbye = self._heard and not self._attempts
         if goodbye:  # the server need not keep our replies any more
-            self._deliver(Request(self._client, self._next, []))
+            self._send([])
         self._hang_up()
         self.socket.close(linger=GOODBYE_MS if goodbye else 0)
 
@@ -402,17 +444,22 @@ class Channel:
                 start = end
 
     def _send(self, batch: list[Pending]) -> None:
-        low = next(iter(self._flight))
-        self._deliver(Request(self._client, low, [pending.operation for pending in batch], self._sharing))
-
-    def _deliver(self, request: Request) -> None:
-        parts = encode_request(request, piece_bytes=self.piece_bytes, arena=self._arena if self.shares else None)
-        if self.line is not None and len(parts) == 1 and self.line.send(bytes(parts[0])):
+        parts = self._encoded(batch)
+        if self._by_line(parts):
             return
         # A socket that the server has refused has no way out any more, and would wait for one for ever. What is not
         # sent is as good as lost on the way: it is sent again, by another socket, when its time is up.
         with suppress(zmq.Again):
             self.socket.send_multipart(parts, flags=zmq.NOBLOCK, copy=False)
+
+    def _encoded(self, batch: list[Pending]) -> list[Any]:
+        """A message of some operations, of which the first one in flight is the lowest without an answer."""
+        operations, low = [pending.operation for pending in batch], next(iter(self._flight), self._next)
+        request = Request(self._client, low, operations, self._sharing if batch else None)
+        return encode_request(request, piece_bytes=self.piece_bytes, arena=self._arena if self.shares else None)
+
+    def _by_line(self, parts: list[Any]) -> bool:
+        return self.line is not None and len(parts) == 1 and self.line.send(bytes(parts[0]))
 
     def _fail(self, error: HeterPSError) -> None:
         with self._changed:
@@ -421,6 +468,7 @@ class Channel:
             for pending in failed:
                 self._left += self._places(pending)
             self._flight.clear()
+            self._late = []
             self._flight_messages = self._flight_bytes = 0
             self._queue.clear()
             self._queue_bytes = 0

@@ -118,8 +118,10 @@ class Client:
         self, shard: int, verb: str, table: str, args: dict[str, Any], arrays: Sequence[Array] = ()
     ) -> Future[Reply]:
         """Sends one operation to one shard, in order with all others of this client; its reply comes later."""
-        future = self._channels[shard].submit(verb, table, args, list(arrays))
-        self._wake()
+        channel = self._channels[shard]
+        future = channel.submit(verb, table, args, list(arrays))
+        if not channel.hurry():
+            self._wake()
         return future
 
     def close(self, *, wait: bool = True) -> None:

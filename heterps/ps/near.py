@@ -28,6 +28,7 @@ MAX_STRANGERS = 64
 """Connections that have not said the token yet; beyond, the oldest is closed."""
 TOKEN_BYTES = 16
 _PEER = struct.Struct("3i")
+_AT_ONCE = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 
 
 class Line:
@@ -58,7 +59,7 @@ class Line:
         if not self.alive or len(packet) > PACKET_BYTES:
             return False
         try:
-            self._socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._socket.send(packet, _AT_ONCE)
         except BlockingIOError:
             return False
         except OSError:

@@ -67,6 +67,12 @@ DRAIN_TURNS = 64
 """Turns in which an ending server still takes what has arrived."""
 LINGER_MS = 2000
 """Time that replies have to leave after the server ends."""
+PATIENCE_MS = 20
+"""A client hears that something waits for others when it has for so long: mostly the answer comes first (assumed)."""
+UNTOLD = 4
+"""Operations of a client that may wait untold (assumed: a few steps of one table), as it sends only some ahead."""
+UNTOLD_BYTES = 8 << 20
+"""The same for bytes of one message (assumed)."""
 
 
 def native_table(config: TableConfig) -> Any:
@@ -138,6 +144,8 @@ class Server:
         self._started_s = time.monotonic()
         self._outbox: deque[tuple[list[Answer], Load]] = deque()
         """Replies, and the load of the job that ends with them."""
+        self._untold: deque[tuple[float, Session]] = deque()
+        """Clients that are to be told what waits for others, and since when."""
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._inner, self._outer = socket.socketpair()
@@ -253,7 +261,8 @@ class Server:
         """Waits for something to do, and does it."""
         reading = reading and self._queued_bytes < self._most_queued_bytes
         self._poll_lines()
-        ready = dict((self._all_ways if reading else self._own_ways).poll())
+        waits = PATIENCE_MS if self._in_work or self._untold else None
+        ready = dict((self._all_ways if reading else self._own_ways).poll(waits))
         if self._inner.fileno() in ready:
             self._inner.recv(4096)
         self._reply()
@@ -371,7 +380,8 @@ class Server:
                     continue
                 replies += self._host.run(operation, again=again, client=session, room=room)
             self._outbox.append((replies, load))
-            self._wake()
+            if _is_full(session, load) or any(reply.status != "held" for _, reply in replies):
+                self._wake()
 
         lanes.submit(table, job)
 
@@ -379,6 +389,7 @@ class Server:
         """Sends what the workers have done; what is done for one client as one message."""
         if self._neighbours is not None and self._neighbours.crowded:
             self._neighbours.leave_the_dead()
+        now = time.monotonic()
         done: dict[bytes, tuple[Session, list[Reply]]] = {}
         while self._outbox:
             replies, load = self._outbox.popleft()
@@ -387,7 +398,16 @@ class Server:
             self._outgoing.end(load.route, load.reply_bytes)
             for session, reply in replies:
                 self._sessions.finish(session, reply)
-                done.setdefault(session.client, (session, []))[1].append(reply)
+                if reply.status != "held":
+                    done.setdefault(session.client, (session, []))[1].append(reply)
+                elif _is_full(session, load):
+                    done.setdefault(session.client, (session, []))[1].extend(session.tell())
+                else:
+                    self._untold.append((now, session))
+        while self._untold and now - self._untold[0][0] >= PATIENCE_MS / 1e3:
+            _, session = self._untold.popleft()
+            if waiting := session.tell():
+                done.setdefault(session.client, (session, []))[1].extend(waiting)
         for session, own in done.values():
             for first in range(0, len(own), MAX_OPERATIONS):
                 self._answer(session, own[first : first + MAX_OPERATIONS])
@@ -441,3 +461,8 @@ class Server:
         self._inner.close()
         self._outer.close()
         self._locks.close()
+
+
+def _is_full(session: Session, load: Load) -> bool:
+    """Whether a client has to hear what waits, as it may not send more before that."""
+    return len(session.untold) >= UNTOLD or load.request_bytes >= UNTOLD_BYTES

@@ -68,6 +68,8 @@ class Session:
     """What it said last of shared memory."""
     working: set[int] = field(default_factory=set)
     held: set[int] = field(default_factory=set)
+    untold: set[int] = field(default_factory=set)
+    """Of these, the ones that the client takes to be on the way."""
     lost: set[int] = field(default_factory=set)
     """Held when the server ended: to be taken once more."""
     replies: dict[int, Reply] = field(default_factory=dict)
@@ -118,13 +120,20 @@ class Session:
         self.working.discard(reply.seq)
         if reply.status == "held":
             self.held.add(reply.seq)
+            self.untold.add(reply.seq)
             return
         self.held.discard(reply.seq)
+        self.untold.discard(reply.seq)
         if reply.seq >= self.low and self.remembered_bytes + reply.nbytes <= REMEMBERED_BYTES:
             self.replies[reply.seq] = reply
             self.remembered_bytes += reply.nbytes
             if len(self.replies) > REMEMBERED_REPLIES:
                 self.remembered_bytes -= self.replies.pop(next(iter(self.replies))).nbytes
+
+    def tell(self) -> list[Reply]:
+        """That operations are held, of those of which the client has not been told."""
+        untold, self.untold = sorted(self.untold), set()
+        return [Reply(seq, "held") for seq in untold]
 
     def forget_rows(self) -> None:
         """Drops the replies with arrays: what they answer is read again if it is asked for again."""

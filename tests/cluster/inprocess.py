@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,11 +30,24 @@ def losses_of(done: list[Progress], steps: int) -> list[float]:
     return [sum(each) for each in zip(*parts, strict=True)]
 
 
+def joined(parts: list[Progress]) -> Progress:
+    """What a replica told of several stretches, as if they had been one."""
+    last = parts[-1]
+    return replace(
+        last, losses=sum((part.losses for part in parts), ()), busy_s=sum(part.busy_s for part in parts),
+        waited_s=sum(part.waited_s for part in parts), aucs=sum((part.aucs for part in parts), ()),
+    )  # fmt: skip
+
+
 def run_here(
     make: Any, data: Any, plan: Plan, *, steps: int, micro_batches: int, shards: int, replicas: Any, path: Any,
-    narrow: bool = False, share: bool = True, sums: str = "mail", **settings: Any,
+    narrow: bool = False, share: bool = True, sums: str = "mail", stretches: Sequence[tuple[int, int]] = (),
+    **settings: Any,
 ) -> tuple[Chain, list[float], list[Progress]]:  # fmt: skip
-    """Trains; gives a chain with the trained weights and rows (its client stays open), losses, and the progress."""
+    """Trains; gives a chain with the trained weights and rows (its client stays open), losses, and the progress.
+
+    Replicas are called for `stretches` (until, allowed), by default for one.
+    """
     keys = Keys.generate()
     layout = lay_out(plan, tables=len(make().embeddings), replicas=replicas, shards=shards)
     given = for_processes(Settings(steps=steps, **settings), micro_batches=micro_batches)
@@ -54,7 +69,8 @@ def run_here(
         found = {seat: m.open() for seat, m in zip(seats, members, strict=True)}  # models draw from one generator here
         all_do(lambda m: m.connect(found, addresses))
         all_do(lambda m: m.begin(None, 0, 0, None))
-        done = all_do(lambda m: m.run(steps))
+        told = [all_do(lambda m: m.run(until, allowed)) for until, allowed in stretches or [(steps, steps)]]  # noqa: B023
+        done = [joined(list(parts)) for parts in zip(*told, strict=True)]
         for member, seat in zip(members, seats, strict=True):
             if seat.replica == 0:
                 member.save(str(path))

@@ -6,12 +6,14 @@ import os
 import random
 import signal
 import socket
+import threading
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from heterps.ps import near, wire
+from heterps.ps.channel import HURRIED
 from heterps.ps.client import Client
 from heterps.ps.keys import Keys
 from heterps.ps.near import PACKET_BYTES, Exchange, Line
@@ -19,7 +21,7 @@ from heterps.ps.server import Server
 from heterps.store.config import Optimizer, TableConfig
 from tests.ps.fakes import FakeTable, make_fake
 from tests.ps.messages import mutate, valid_request
-from tests.ps.running import until
+from tests.ps.running import PATIENCE_S, until
 
 CONFIG = TableConfig(name="t", dim=4, optimizer=Optimizer(name="sgd", lr=1.0), init_scale=1.0)
 IDS = np.arange(4000)
@@ -58,6 +60,38 @@ def test_messages_within_a_machine_take_the_line(one, monkeypatch):
         rows = client.submit(0, "pull", "t", {"create": True, "wire": None}, [IDS[:1000]])  # 8 KB of ids: a frame
         assert len(rows.result(10).arrays[0]) == 1000
     until(lambda: lines(one) == 0, what="the line to end with its client")
+
+
+def test_who_makes_a_request_sends_it(one, monkeypatch):
+    """No other thread has to wake for it."""
+    with Client(one.addresses, one.keys) as client:
+        table = client.table(CONFIG)
+        table.pull(IDS)
+        channel, go_on = client._channels[0], threading.Event()
+        receive = channel.receive
+        monkeypatch.setattr(channel, "receive", lambda: (go_on.wait(PATIENCE_S), receive()))
+        before = one._requests
+        for count in range(1, HURRIED + 1):  # the client's thread is stuck from the first answer on
+            table.push(IDS, ONES)
+            until(lambda: one._requests == before + count, what="the push")  # noqa: B023
+        go_on.set()
+        np.testing.assert_array_equal(table.pull(IDS), FIRST - HURRIED)
+
+
+@pytest.mark.parametrize("refused", [1, 3, 1000])
+def test_what_a_line_does_not_take_is_sent_by_socket(one, monkeypatch, refused):
+    with Client(one.addresses, one.keys) as client:
+        table = client.table(CONFIG)
+        table.pull(IDS)
+        line = client._channels[0].line
+        send, refusals = line.send, iter(range(refused))
+        monkeypatch.setattr(line, "send", lambda packet: next(refusals, None) is None and send(packet))
+        for turn in range(30):
+            table.push(IDS, ONES)
+            if turn % 3:
+                np.testing.assert_array_equal(table.pull(IDS), FIRST - turn - 1)
+        table.wait()
+        assert table.stats().steps == 30
 
 
 def test_a_line_that_breaks_is_done_without(one):

@@ -178,8 +178,8 @@ def test_small_requests_leave_together(connect, monkeypatch):
     table = client.table(CONFIG)
     sizes = []
     line, queued = client._channels[0], threading.Event()
-    send, receive = line._send, line.receive
-    monkeypatch.setattr(line, "_send", lambda batch: (sizes.append(len(batch)), send(batch)))
+    encoded, receive = line._encoded, line.receive
+    monkeypatch.setattr(line, "_encoded", lambda batch: (sizes.append(len(batch)), encoded(batch))[1])
     monkeypatch.setattr(line, "receive", lambda: (queued.wait(PATIENCE_S), receive()))
     for _ in range(300):
         table.push(np.array([1]), np.ones((1, 4), np.float32))

@@ -49,9 +49,9 @@ class ReplicaActor:
         gc.collect()
         gc.freeze()  # what is there stays: PyTorch's and Ray's objects need not be looked through again and again
 
-    def run(self, until: int) -> Progress:
+    def run(self, until: int, allowed: int = 0) -> Progress:
         """See `Replica.run`."""
-        return self._replica.run(until)
+        return self._replica.run(until, allowed)
 
     def save(self, path: str) -> None:
         """See `Replica.save`."""

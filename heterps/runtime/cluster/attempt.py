@@ -105,9 +105,9 @@ class Attempt:
         """All replicas take up a checkpoint."""
         self._every("begin", checkpoint, step, samples, position)
 
-    def run(self, until: int) -> list[Progress]:
-        """All replicas do the steps up to `until`; in the order of seats."""
-        return self._every("run", until, stepping=True)
+    def run(self, until: int, allowed: int) -> list[Progress]:
+        """All replicas do the steps up to `until`, and go on up to `allowed` meanwhile; in the order of seats."""
+        return self._every("run", until, allowed, stepping=True)
 
     def save(self, path: str) -> None:
         """The first replica of each stage writes its part."""

@@ -1,9 +1,9 @@
 """Who runs a run: starts attempts, has all replicas do some steps at a time, commits checkpoints, decides on failures.
 
-Between two stretches of steps all replicas stand at the same step with every update applied, so a checkpoint is of one
-moment, and so is an evaluation. A checkpoint is committed by the rename of its directory
-(`heterps.runtime.checkpoint`). After a failure a new attempt starts from the newest one: every sample counts once in
-what survives.
+For a checkpoint or an evaluation all replicas stand still at the same step with every update applied, so it is of one
+moment; otherwise they go on while a stretch of steps is counted (`stretches.py`). A checkpoint is committed by the
+rename of its directory (`heterps.runtime.checkpoint`). After a failure a new attempt starts from the newest one: every
+sample counts once in what survives.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from heterps.runtime.cluster.nodes import Node, nodes_of
 from heterps.runtime.cluster.parts import Part, join_parts
 from heterps.runtime.cluster.policy import Died, Event, GiveUp, Limits, Raised, Restart, decide, describe, kind_of
 from heterps.runtime.cluster.room import Room
+from heterps.runtime.cluster.stretches import Stretches
 from heterps.runtime.cluster.tally import Outcome, Tally
 from heterps.runtime.cluster.watch import Failed
 from heterps.runtime.cluster.work import Work
@@ -42,10 +43,6 @@ from heterps.telemetry.metrics import Auc
 
 log = logging.getLogger("heterps.cluster")
 
-STRETCH_S = 2.0
-"""Seconds that replicas work between two stops: what a stop costs vanishes in it, and a Ctrl-C is heard soon."""
-FIRST_STRETCH = 4
-"""Steps of the first stretch, from which the speed is known."""
 NOTED = ("first_step", "first_samples", "step", "samples", "attempts", "failures", "restarts", "seconds")
 """What a coordinator that takes over must know of the outcome."""
 
@@ -82,7 +79,8 @@ class Coordinator:
         self._work, self._checkpoints, self.options, self._limits = work, checkpoints, options, options.limits
         self._stop, self._noting = threading.Event(), threading.Lock()
         self._in_a_row = 0
-        self._stretch = FIRST_STRETCH
+        self._since: float | None = None
+        """Since when replicas are on a stretch that the coordinator has not asked for yet; None: they stand still."""
         self._history = History(str(checkpoints.path), options.job)
         self._lease = Lease(self._history)
         self._begun = "first_step" in self._lease.found
@@ -126,7 +124,7 @@ class Coordinator:
         self._lease.check()
 
     def stop(self) -> None:
-        """Ends the run after the stretch that is under way, with a checkpoint; whoever takes over knows of it."""
+        """Ends the run where its replicas stand still next, with a checkpoint; whoever takes over knows of it."""
         self._stop.set()
         with suppress(HeterPSError):  # it is asked again if it is not heard
             self._note()
@@ -310,19 +308,32 @@ class Coordinator:
     def _train(self, attempt: Attempt) -> None:
         steps, outcome = self._work.settings.steps, self.outcome
         self._part: Part | None = None
-        ended = False
-        while not (ended or self._judge.no_more_gain or self._stop.is_set()) and (
-            steps is None or outcome.step < steps
-        ):
-            ended = self._do_stretch(attempt)
+        self._stretches, self._since, ended = self._planned(), None, False
+        slow: Event | None = None
+        while self._since is not None or not self._is_over(ended=ended):
+            ended = self._do_stretch(attempt, halt=slow is not None or self._stop.is_set() or self._is_time())
             self._tell_tables(attempt)
-            if self._judge.due:
-                self._evaluate(attempt)
-            if self._due():
-                self._save(attempt)
-            if not ended and outcome.step != steps:
-                self._move_if_wise(attempt)
+            goes_on = not ended and outcome.step != steps
+            slow = slow or (self._straggler() if goes_on else None)
+            if self._since is None:
+                if self._judge.due:
+                    self._evaluate(attempt)
+                if self._due():
+                    self._save(attempt)
+                if goes_on:
+                    self._move_if_wise(attempt, slow)
         self._finish(attempt, ended=ended)
+
+    def _is_over(self, *, ended: bool) -> bool:
+        """Whether there is nothing more to do, or nothing more shall be done."""
+        steps = self._work.settings.steps
+        done = steps is not None and self.outcome.step >= steps
+        return ended or done or self._judge.no_more_gain or self._stop.is_set()
+
+    def _planned(self) -> Stretches:
+        settings = self._work.settings
+        every = (self._checkpoints.every_steps, settings.eval_every if self._work.evaluation else None)
+        return Stretches(self.outcome.step, steps=settings.steps, every=[one for one in every if one is not None])
 
     def _finish(self, attempt: Attempt, *, ended: bool) -> None:
         """Evaluates and saves at the end, and says how it ended."""
@@ -347,28 +358,18 @@ class Coordinator:
                 f"the data ended after step {outcome.step} of {steps}; ask for fewer steps, or leave epochs out"
             )
 
-    def _do_stretch(self, attempt: Attempt) -> bool:
-        """Some steps of all replicas; true if the data is over."""
+    def _do_stretch(self, attempt: Attempt, *, halt: bool) -> bool:
+        """Some steps of all replicas, which go on unless they are to `halt`; true if the data is over."""
         self.state, self._part = "training", None
-        began, now, before = time.monotonic(), time.time(), self.outcome.step
-        done = attempt.run(self._until())
-        seconds = time.monotonic() - began
-        self.tally.take(done, began=now, seconds=seconds)
+        before, began = self.outcome.step, self._since or time.monotonic()
+        until, allowed = self._stretches.next(before, halt=halt)
+        done = attempt.run(until, allowed)
+        now = time.monotonic()
+        self._since = now if allowed > until and not done[0].ended else None
+        self.tally.take(done, began=time.time() - (now - began), seconds=now - began)
         self._position = done[0].position
-        if seconds > 0 and self.outcome.step > before:
-            self._stretch = max(1, min(2 * self._stretch, int(STRETCH_S * (self.outcome.step - before) / seconds)))
+        self._stretches.took(self.outcome.step - before, now - began)
         return done[0].ended
-
-    def _until(self) -> int:
-        """The end of the next stretch: at a checkpoint or an evaluation, or when some time has passed."""
-        step, settings = self.outcome.step, self._work.settings
-        ends = [step + self._stretch]
-        for every in (self._checkpoints.every_steps, settings.eval_every if self._work.evaluation else None):
-            if every is not None:
-                ends.append((step // every + 1) * every)
-        if settings.steps is not None:
-            ends.append(settings.steps)
-        return min(ends)
 
     def _tell_tables(self, attempt: Attempt, *, at_once: bool = False) -> None:
         """What the tables hold and did, once in a while."""
@@ -383,14 +384,17 @@ class Coordinator:
 
     # Between stretches.
 
-    def _move_if_wise(self, attempt: Attempt) -> None:
-        """Goes on elsewhere if a machine is slow, or, after a checkpoint, if lost machines are back."""
+    def _straggler(self) -> Event | None:
+        """A replica without whose machine the run should go on, if there is such."""
         paces = [
             {str(seat): list(self.tally.paces.get(seat, ())) for seat in stage.seats()}
             for stage in self._work.layout.stages
         ]
         busy = {str(seat): share for seat, share in self.tally.busy.items()}
-        event = self.room.straggling(paces, self.nodes, busy=busy, step=self.outcome.step)
+        return self.room.straggling(paces, self.nodes, busy=busy, step=self.outcome.step)
+
+    def _move_if_wise(self, attempt: Attempt, event: Event | None) -> None:
+        """Goes on elsewhere if a machine is slow, or, after a checkpoint, if lost machines are back."""
         if event is None and self._saved_step == self.outcome.step:
             event = self.room.returned()
         if event is not None and not self._stop.is_set():
@@ -413,7 +417,11 @@ class Coordinator:
         options = self._checkpoints
         if options.every_steps is not None and self.outcome.step % options.every_steps == 0:
             return True
-        return options.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * options.every_minutes
+        return self._is_time()
+
+    def _is_time(self) -> bool:
+        minutes = self._checkpoints.every_minutes
+        return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _gathered(self, attempt: Attempt) -> Part:
         """The dense weights and their optimizers as they are at this step, which all stages write."""

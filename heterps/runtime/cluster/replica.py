@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
@@ -21,9 +22,10 @@ from heterps.data import Read, Synthetic
 from heterps.errors import HeterPSError
 from heterps.ps import Client, Keys
 from heterps.runtime.build import build_stage, look_ahead
+from heterps.runtime.cluster.feeding import Bounds, Mark
 from heterps.runtime.cluster.layout import Seat
 from heterps.runtime.cluster.lookups import packed, unpacked
-from heterps.runtime.cluster.mail import Mail, PeerLost
+from heterps.runtime.cluster.mail import Mail
 from heterps.runtime.cluster.messages import Message
 from heterps.runtime.cluster.parts import read_part, write_part
 from heterps.runtime.cluster.reading import crew_of
@@ -54,13 +56,15 @@ class Replica:
         self._layout, self._settings = work.layout, work.settings
         self._own = work.layout.stages[seat.stage]
         self._device = torch.device("cuda", 0) if self._own.device == "cuda" else torch.device("cpu")
-        self.step = 0
-        """Steps done, for whoever watches."""
         self._spans, self.schedule = Spans(keep=seat.replica == 0), work.settings.schedule
         self.recorder = self._spans.recorder
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
+        self._bounds = Bounds(0, Mark(0, None), timeout_s=work.timeout_s)
         self._runner: Runner | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps done, for whoever watches."""
+        return self._bounds.done
 
     # In the order of calls.
 
@@ -105,10 +109,14 @@ class Replica:
         part = read_part(checkpoint) if checkpoint is not None else None
         if part is not None:
             self._chain.load_state_dict(dict(part.dense))
-        self.step = self._submitted = step
-        self._samples, self._position = samples, position
+        self._bounds = Bounds(step, Mark(samples, position), timeout_s=self._work.timeout_s)
+        self._samples = samples
         self._losses: dict[int, SupportsFloat] = {}
-        self._aucs: list[tuple[int, dict[str, Any]]] = []
+        self._aucs: deque[tuple[int, dict[str, Any]]] = deque()
+        self._auc_at: dict[int, dict[str, Any] | None] = {}
+        """Counts of its scores at the ends of stretches beyond which it may have gone."""
+        self._since: tuple[float, float] | None = None
+        """When it answered last, and the busy seconds until then, if it went on."""
         self._shared: Shared = pushes(
             self._chain, self._tables, self._layout, self._seat, step, timeout_s=self._work.timeout_s
         )
@@ -123,8 +131,7 @@ class Replica:
         )
         if self._feed.shared:
             self._chain.check_batch(self._data.columns)  # batches hold only what is read here
-        self._reads: Iterator[Read] = iter(self._feed)
-        self._start()
+        self._start(step)
 
     def _make_stage(self) -> Stage:
         scored = self._chain.score is not None and self._chain.label is not None
@@ -146,45 +153,58 @@ class Replica:
         if self._auc is not None:
             self._auc.update(scores, labels)
 
-    def _start(self) -> None:
+    def _start(self, step: int) -> None:
         keep_freed_memory()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-        worker = Worker(
-            self._stage, self, first_step=self.step, staleness=self._settings.steps_ahead, around=self._seeded
-        )
+        worker = Worker(self._stage, self, first_step=step, staleness=self._settings.steps_ahead, around=self._seeded)
         self._runner = Runner([worker], self.fail)
         self._runner.start()
-        self._mail.on_lost = self._fail
+        self._mail.on_lost = self._bounds.fail
         self._mail.on("forward", self._arrived)
         self._mail.on("backward", self._arrived)
+        threading.Thread(target=self._read, name="feed", daemon=True).start()
 
-    def run(self, until: int) -> Progress:
-        """Does the steps up to `until` (not included), or to the end of the data."""
-        first, ended, began = self.step, False, time.perf_counter()
-        before_s, self._aucs = self.recorder.busy_s(self._seat.stage), []
-        while self._submitted < until and not ended:
-            read = next(self._reads, None)
-            if read is None:
-                ended = True
-            else:
-                self._submit(read)
-        self._wait(lambda: self.step >= self._submitted)
-        for table in self._tables.values():
-            table.wait()
-        losses = [float(self._losses.pop(step)) for step in range(first, self.step)] if self._stage.is_last else []
-        busy_s = self.recorder.busy_s(self._seat.stage) - before_s
+    def run(self, until: int, allowed: int = 0) -> Progress:
+        """Does the steps up to `until` (not included), or to the end of the data; goes on up to `allowed` meanwhile."""
+        began_s, before_s = self._since or (time.perf_counter(), self.recorder.busy_s(self._seat.stage))
+        step, mark, ended = self._bounds.reach(until, allowed)
+        still = self._bounds.is_still(step)
+        if still:
+            for table in self._tables.values():
+                table.wait()
+        now_s, busy_s = time.perf_counter(), self.recorder.busy_s(self._seat.stage)
+        self._since = None if still else (now_s, busy_s)
+        losses = [float(self._losses.pop(number)) for number in sorted(self._losses) if number < step]
+        aucs = []
+        while self._aucs and self._aucs[0][0] <= step:
+            aucs.append(self._aucs.popleft())
+        auc = self._auc_at.pop(step) if step in self._auc_at else self._scored()
         return Progress(
-            self.step, self._samples, self._position, ended, tuple(losses), self._scored(), self._feed.skipped, busy_s,
-            time.perf_counter() - began - busy_s, tuple(self._aucs), self._spans.taken(),
+            step, mark.samples, mark.position, ended, tuple(losses), auc, mark.skipped_rows,
+            busy_s - before_s, now_s - began_s - (busy_s - before_s), tuple(aucs), self._spans.taken(),
         )  # fmt: skip
 
     def _scored(self) -> dict[str, Any] | None:
         """Counts of its scores so far, in the stage that has them."""
         return self._auc.state() if self._auc is not None and self._stage.scores else None
 
-    def _submit(self, read: Read) -> None:
-        """Feeds a batch as the next step, as soon as there is room."""
-        number = self._submitted
+    def _read(self) -> None:
+        """Feeds batch after batch, as far as it may."""
+        bounds, ahead = self._bounds, self._settings.steps_ahead + self._ahead
+        try:
+            reads = iter(self._feed)
+            while True:
+                number = bounds.may_feed(ahead)
+                read = next(reads, None)
+                if read is None:
+                    bounds.end()
+                    return
+                self._submit(number, read)
+        except BaseException as error:  # whoever waits for the step gets it
+            bounds.fail(error)
+
+    def _submit(self, number: int, read: Read) -> None:
+        """Feeds a batch as the next step."""
         if not self._feed.shared:
             self._chain.check_batch(read.batch)
         if number < CHECKED_STEPS:
@@ -193,20 +213,17 @@ class Replica:
             number, read.batch, self._stage.reads,
             micro_batches=self._settings.micro_batches, replica=self._seat.replica, replicas=self._own.replicas,
         )  # fmt: skip
-        self._wait(lambda: number - self.step <= self._settings.steps_ahead + self._ahead)
-        self._take(Fed(share, self._pool.submit(self._stage.prepare, share)))
-        self._submitted += 1
         self._samples += share.samples
-        self._position = read.position
+        self._bounds.feed(Mark(self._samples, read.position, self._feed.skipped))
+        self._take(Fed(share, self._prepared(share)))
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        """Returns when the worker has done enough; raises what it raised, or if no step gets done for too long."""
-        with self._changed:
-            while not condition() and self._error is None:
-                if not self._changed.wait(self._work.timeout_s):  # told after each step
-                    raise PeerLost(f"step {self.step} was not finished within {self._work.timeout_s:.0f} s")
-            if self._error is not None:
-                raise self._error
+    def _prepared(self, share: Share) -> Future[Any]:
+        """What is done for a step ahead: here, if it waits for nobody, as one more thread is in the others' way."""
+        if self._settings.steps_ahead:
+            return self._pool.submit(self._stage.prepare, share)
+        prepared: Future[Any] = Future()
+        prepared.set_result(self._stage.prepare(share))
+        return prepared
 
     def save(self, path: str) -> None:
         """Writes the dense weights, buffers and optimizer state of its stage; its twins have other buffers at most."""
@@ -226,6 +243,7 @@ class Replica:
     def close(self) -> None:
         """Ends it in good order."""
         fail_all(self._shared)
+        self._bounds.fail(HeterPSError("the replica is closed"))
         if self._runner is not None:
             self._runner.stop()
             self._runner.join()
@@ -294,13 +312,14 @@ class Replica:
 
     def applied(self, stage: int, step: Step, loss: SupportsFloat | None) -> None:
         """The stage has updated its weights for a step; its rows are once the servers have all gradients."""
-        if (step.number + 1) % self._settings.log_every == 0 and (scored := self._scored()) is not None:
-            self._aucs.append((step.number + 1, scored))
-        with self._changed:
-            self.step = step.number + 1
-            if self._stage.is_last:
-                self._losses[step.number] = 0.0 if loss is None else loss
-            self._changed.notify_all()
+        done = step.number + 1
+        if done % self._settings.log_every == 0 and (scored := self._scored()) is not None:
+            self._aucs.append((done, scored))
+        if self._bounds.is_end(done):
+            self._auc_at[done] = self._scored()
+        if self._stage.is_last:
+            self._losses[step.number] = 0.0 if loss is None else loss
+        self._bounds.finish(step.number)
 
     def fail(self, error: BaseException, stage: StageSpec) -> None:
         """The worker raised. What a layer raises is the model's fault, and would be raised again after a restart."""
@@ -309,10 +328,4 @@ class Replica:
             where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
             found = StageFailed(f"{self._seat} failed: {type(error).__name__}: {error}{where}")
             found.__cause__ = error
-        self._fail(found)
-
-    def _fail(self, error: BaseException) -> None:
-        """Whoever waits for the worker gets the first error there was."""
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
+        self._bounds.fail(found)

@@ -1,0 +1,67 @@
+"""Clients hear that something waits for others when it matters to them, and mostly not at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from heterps.ps import server as serving
+from tests.ps.running import PATIENCE_S, until
+from tests.ps.test_gathering import LARGE, NONE, SMALL, first, ones, replicas  # noqa: F401
+
+NEVER_MS = 10**9
+
+
+def told(table):
+    """Operations without an answer of which the client knows that they wait."""
+    return sum(pending.held for pending in list(table._client._channels[0]._flight.values()))
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """The statuses of all replies."""
+    found = []
+    answer = serving.Server._answer
+
+    def noted(server, session, replies):
+        found.extend(reply.status for reply in replies)
+        answer(server, session, replies)
+
+    monkeypatch.setattr(serving.Server, "_answer", noted)
+    return found
+
+
+@pytest.mark.parametrize("ids", [SMALL, LARGE], ids=["messages", "shared memory"])
+def test_who_is_answered_soon_is_not_told(replicas, monkeypatch, said, ids):  # noqa: F811
+    monkeypatch.setattr(serving, "PATIENCE_MS", NEVER_MS)
+    (one, two), _ = replicas(2)
+    for step in range(10):
+        coming = [table.pull_after(ids, step) for table in (one, two)]
+        one.push_part(ids, ones(ids), step=step, part=0, parts=2)
+        two.push_part(ids, ones(ids), step=step, part=1, parts=2)
+        for rows in coming:
+            np.testing.assert_array_equal(rows.rows(PATIENCE_S), first(ids) - 2 * (step + 1))
+    assert "held" not in said
+    assert "ok" in said
+
+
+def test_who_waits_for_long_is_told(replicas, said):  # noqa: F811
+    (one, two), _ = replicas(2)
+    one.push_part(SMALL, ones(SMALL), step=0, part=0, parts=2)
+    until(lambda: told(one) == 1, what="being told")
+    assert said.count("held") == 1
+    two.push_part(NONE, ones(NONE), step=0, part=1, parts=2)
+    one.wait()
+    np.testing.assert_array_equal(one.pull(SMALL), first(SMALL) - 1)
+
+
+def test_who_waits_for_much_is_told_at_once(replicas, monkeypatch):  # noqa: F811
+    """Else it could send nothing more: only so many messages and bytes may be on the way."""
+    monkeypatch.setattr(serving, "PATIENCE_MS", NEVER_MS)
+    (one, two), _ = replicas(2)
+    for step in range(serving.UNTOLD + 1):
+        one.push_part(SMALL, ones(SMALL), step=step, part=0, parts=2)
+    until(lambda: told(one) >= serving.UNTOLD, what="being told")
+    monkeypatch.setattr(serving, "UNTOLD_BYTES", SMALL.nbytes)
+    two.push_part(SMALL, ones(SMALL), step=99, part=1, parts=2)
+    until(lambda: told(two) == 1, what="being told of many bytes")
