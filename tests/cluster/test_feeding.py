@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -68,14 +67,15 @@ def test_steps_are_fed_as_far_as_allowed(pool):
     assert bounds.is_still(6)
 
 
-def test_the_answer_is_of_the_step_asked_for_though_more_is_done(pool):
+def test_the_answer_is_of_the_step_asked_for_though_more_is_done():
     bounds = Bounds(0, Mark(0, None), timeout_s=PATIENCE_S)
-    feeder = Feeder(bounds)
-    asked = pool.submit(bounds.reach, 2, 8)
-    feeder.do(*range(2))
-    assert asked.result(PATIENCE_S)[0] == 2
-    feeder.do(*range(2, 8))
-    assert bounds.reach(8, 8)[:2] == (8, Mark(80, 8))
+    feeder = Feeder(bounds, ahead=8)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(bounds.reach, 2, 8)
+        feeder.do(*range(8))
+        assert asked.result(PATIENCE_S)[0] == 2
+    assert bounds.reach(4, 8) == (4, Mark(40, 4), False)
+    assert bounds.reach(8, 8) == (8, Mark(80, 8), False)
 
 
 @pytest.mark.parametrize("data", [0, 2, 4, 5, 8])
@@ -113,22 +113,39 @@ def test_steps_that_do_not_get_done_are_not_waited_for():
         bounds.reach(1, 1)
 
 
-def run(path: Path, **options):
-    return run_here(
-        small, random_batches(STEPS), make_plan(5, (2,), units=[2, 1]), micro_batches=3, shards=2, replicas=[2, 1],
-        path=path, optimizer=dense_optimizer, log_every=4, **options,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_stretches_give_what_one_call_gives(tmp_path, mode):
-    more = {"mode": mode, **({"staleness": 0} if mode == "async" else {})}
-    _, whole, once = run(tmp_path / "whole", steps=STEPS, **more)
-    _, parts, often = run(tmp_path / "parts", steps=STEPS, stretches=[FIRST, (9, STEPS), LAST], **more)
-    assert parts == whole
-    for one, other in zip(once, often, strict=True):
-        assert (one.step, one.samples, one.position, one.auc) == (other.step, other.samples, other.position, other.auc)
-        assert one.aucs == other.aucs
+def test_who_goes_on_tells_the_same_as_who_stops(tmp_path, monkeypatch, mode):
+    """Of each stretch, to the bit, however far beyond its end a replica is when it answers."""
+    told = []
+    run, reach = Replica.run, Bounds.reach
+
+    def told_of(self, until, allowed):
+        progress = run(self, until, allowed)
+        told.append((str(self._seat), progress))
+        return progress
+
+    def late(self, until, allowed):
+        found = reach(self, until, allowed)
+        assert wait_for(lambda: self.done == self.allowed)
+        return found
+
+    monkeypatch.setattr(Replica, "run", told_of)
+    options = {"mode": mode, **({"staleness": 0} if mode == "async" else {})}
+
+    def stretches(name, ends):
+        told.clear()
+        _, losses, _ = run_here(
+            small, random_batches(STEPS), make_plan(5, (2,), units=[2, 1]), micro_batches=3, shards=2, replicas=[2, 1],
+            path=tmp_path / name, optimizer=dense_optimizer, log_every=3, steps=STEPS, stretches=ends, **options,
+        )  # fmt: skip
+        ordered = sorted(told, key=lambda one: (one[0], one[1].step))
+        assert len(ordered) == 3 * len(ends)
+        return losses, [(one.step, one.samples, one.position, one.losses, one.auc, one.aucs) for _, one in ordered]
+
+    stops = stretches("stops", [(4, 4), (9, 9), LAST])
+    assert stretches("whole", [LAST])[0] == stops[0]
+    monkeypatch.setattr(Bounds, "reach", late)
+    assert stretches("goes on", [FIRST, (9, STEPS), LAST]) == stops
 
 
 def test_replicas_go_on_unasked(tmp_path, monkeypatch):
