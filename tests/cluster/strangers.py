@@ -26,14 +26,21 @@ WELCOME = b"\x07WELCOME"
 """What a server says to anybody who knows its public key."""
 READY = b"\x05READY"
 """What a server says to whom it lets in; the rest of that command is encrypted."""
+LISTENS = "00010000"
+"""Flags of such a Unix socket."""
 
 
-def listening(pid: int) -> list[Where]:
-    """TCP sockets at which a process listens."""
+def _sockets(pid: int) -> set[str]:
     held = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             held.add(str(entry.readlink()))
+    return held
+
+
+def listening(pid: int) -> list[Where]:
+    """TCP sockets at which a process listens."""
+    held = _sockets(pid)
     found = []
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -42,6 +49,13 @@ def listening(pid: int) -> list[Where]:
             host = socket.inet_ntoa(struct.pack("<I", int(address, 16)))
             found.append(("127.0.0.1" if host == "0.0.0.0" else host, int(port, 16)))
     return found
+
+
+def doors(pid: int) -> list[str]:
+    """Names of Unix sockets at which a process listens; "@" stands for one without a file."""
+    held = _sockets(pid)
+    fields = [line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]
+    return [one[7] for one in fields if one[3] == LISTENS and f"socket:[{one[6]}]" in held and len(one) > 7]
 
 
 def language(where: Where) -> str:
@@ -88,6 +102,20 @@ def _say(where: Where, parts: list[bytes]) -> bytes:
         while data := caller.recv(65536):
             heard += data
     return heard
+
+
+def knock_at_door(name: str, rng: random.Random, *, idle: int = 200) -> None:
+    """Noise, giant packets and silence at a Unix socket: whoever says something wrong is hung up on."""
+    with contextlib.ExitStack() as stack:
+        for number in range(idle):
+            said = rng.randbytes((1, 16, 48, 5000, 150_000)[number % 5]) if number % 2 else b""
+            caller = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            caller.settimeout(PATIENCE_S)
+            caller.connect(name.replace("@", "\0", 1))
+            if said:
+                with contextlib.suppress(ConnectionError):
+                    caller.sendall(said)
+                    assert caller.recv(1) == b""
 
 
 @contextmanager

@@ -30,9 +30,11 @@ from tests.cluster.strangers import (
     WELCOME,
     Tape,
     Where,
+    doors,
     foreign_clients,
     giant_frame,
     idlers,
+    knock_at_door,
     language,
     listening,
     random_bytes,
@@ -100,7 +102,12 @@ def test_strangers_at_the_sockets_of_a_run(tmp_path: Path):
     ours = {where: pid for where, (pid, how) in spoken.items() if how == "zmtp"}
     assert set(ours.values()) >= {pid for pid, title in found.items() if title != COORDINATOR}
     before = {pid: rss_bytes(pid) for pid in found}
+    near = {pid: doors(pid) for pid in found}
+    assert all(name.startswith("@heterps-") for names in near.values() for name in names), near
+    assert {pid for pid, names in near.items() if names} == set(ours.values())
     attack(ours, keys, {pid: title_of(pid) for pid in found})
+    for name in [name for names in near.values() for name in names]:
+        knock_at_door(name, random.Random(6))
     assert {pid: rss_bytes(pid) - size for pid, size in before.items() if rss_bytes(pid) - size > GROWTH} == {}
     assert processes_of_run() == found, "something was stopped"
     Gate.open(gate, STEPS)
