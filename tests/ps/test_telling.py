@@ -18,6 +18,15 @@ def told(table):
 
 
 @pytest.fixture
+def pair(replicas):  # noqa: F811
+    """Two clients that do not ask again while a test goes on: then they are told in any case."""
+    (one, two), _ = replicas(2, timeout_s=10 * PATIENCE_S)
+    yield one, two
+    for table in (one, two):
+        table._client.close(wait=False)
+
+
+@pytest.fixture
 def said(monkeypatch):
     """The statuses of all replies."""
     found = []
@@ -32,9 +41,9 @@ def said(monkeypatch):
 
 
 @pytest.mark.parametrize("ids", [SMALL, LARGE], ids=["messages", "shared memory"])
-def test_who_is_answered_soon_is_not_told(replicas, monkeypatch, said, ids):  # noqa: F811
+def test_who_is_answered_soon_is_not_told(pair, monkeypatch, said, ids):
     monkeypatch.setattr(serving, "PATIENCE_MS", NEVER_MS)
-    (one, two), _ = replicas(2)
+    one, two = pair
     for step in range(10):
         coming = [table.pull_after(ids, step) for table in (one, two)]
         one.push_part(ids, ones(ids), step=step, part=0, parts=2)
@@ -45,8 +54,8 @@ def test_who_is_answered_soon_is_not_told(replicas, monkeypatch, said, ids):  # 
     assert "ok" in said
 
 
-def test_who_waits_for_long_is_told(replicas, said):  # noqa: F811
-    (one, two), _ = replicas(2)
+def test_who_waits_for_long_is_told(pair, said):
+    one, two = pair
     one.push_part(SMALL, ones(SMALL), step=0, part=0, parts=2)
     until(lambda: told(one) == 1, what="being told")
     assert said.count("held") == 1
@@ -55,10 +64,10 @@ def test_who_waits_for_long_is_told(replicas, said):  # noqa: F811
     np.testing.assert_array_equal(one.pull(SMALL), first(SMALL) - 1)
 
 
-def test_who_waits_for_much_is_told_at_once(replicas, monkeypatch):  # noqa: F811
+def test_who_waits_for_much_is_told_at_once(pair, monkeypatch):
     """Else it could send nothing more: only so many messages and bytes may be on the way."""
     monkeypatch.setattr(serving, "PATIENCE_MS", NEVER_MS)
-    (one, two), _ = replicas(2)
+    one, two = pair
     for step in range(serving.UNTOLD + 1):
         one.push_part(SMALL, ones(SMALL), step=step, part=0, parts=2)
     until(lambda: told(one) >= serving.UNTOLD, what="being told")
