@@ -8,6 +8,7 @@
 
 #include "arrays.hpp"
 #include "data/bindings.hpp"
+#include "near/bindings.hpp"
 #include "planner.hpp"
 #include "run/bindings.hpp"
 #include "store/bindings.hpp"
@@ -88,6 +89,7 @@ NB_MODULE(_native, m) {
   bind_store(m);
   bind_data(m);
   bind_run(m);
+  bind_near(m);
 
   nb::class_<Tables>(m, "Tables")
       .def("__init__", [](Tables* self, int layers, int types, Table serial, Table parallel, Table sync_serial,

@@ -260,3 +260,50 @@ class Errands:
         """The next pull that is done: distinct rows, and when it began and ended (`time.perf_counter`)."""
     def pushed(self) -> tuple[int, float, float] | None: ...
     def close(self) -> None: ...
+
+Memory = NDArray[np.uint8]
+BELL_BYTES: int
+DESK_BYTES: int
+
+class Circle:
+    """Sums over processes of one machine, in memory that all have mapped. Arrays are given by their addresses."""
+
+    def __init__(self, members: list[Memory], me: int, floats: list[int]) -> None:
+        """Whoever makes it keeps the members' memory, which is zero at first; `floats` of each array."""
+    @staticmethod
+    def bytes(floats: list[int]) -> int:
+        """Of a member's memory."""
+    def put(self, arrays: list[int], most_ms: int) -> bool:
+        """Puts down the next arrays, 0 for one that is not there; false if another member left no room for so long."""
+    def wait(self, number: int, most_ms: int) -> bool:
+        """Whether all have put down what the sum of this number (from 0) needs."""
+    def take(self, number: int, sums: list[int]) -> list[bool]:
+        """Writes the sums of what `wait` has found; says which arrays no member had."""
+
+class Desk:
+    """A client's orders to a clerk; places are offsets in the client's memory. Orders are told by their numbers."""
+
+    def __init__(self, memory: Memory, clerk: Memory) -> None:
+        """Its own memory, zero at first, and the clerk's bell."""
+    def ask(self, after: int, count: int, ids: int, rows: int, repeats: int, most_ms: int) -> int | None:
+        """Orders rows as they are when a step is applied; None if too many orders stayed open for so long."""
+    def part(
+        self, step: int, part: int, count: int, ids: int, grads: int, lr: float | None, most_ms: int
+    ) -> int | None:
+        """Orders the gradients of a part to be applied with the others of its step. Its blocks are then free."""
+    def wait(self, number: int, most_ms: int) -> bool | None:
+        """Whether an order is done; False if it failed, None if it is open."""
+    def why(self, number: int) -> str:
+        """It failed."""
+
+class Clerk:
+    """Serves the desks of a table's clients, in a thread of its own."""
+
+    def __init__(self, table: SparseTable, bell: Memory, parts: int, applied: int, began: float) -> None:
+        """Of steps with so many parts, from the one behind `applied` on; `began`: when the table's clock did."""
+    def serve(self, memory: Memory, desk: int) -> None:
+        """A client's memory, and where in it the desk lies."""
+    def close(self, why: str) -> None:
+        """Fails what is open."""
+    @property
+    def repeats(self) -> int: ...

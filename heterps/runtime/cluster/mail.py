@@ -9,6 +9,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from heterps.ps.errors import WireError
 from heterps.ps.gate import Gate
 from heterps.ps.keys import Keys, protect
 from heterps.ps.near import Exchange, Line
-from heterps.ps.shared import Arena, Offer, View
+from heterps.ps.shared import Arena, Bytes, Offer, Place, View
 from heterps.ps.wire import MAX_FRAME_BYTES
 from heterps.runtime.cluster.layout import Seat
 from heterps.runtime.cluster.messages import Key, Message, decode, encode
@@ -165,7 +166,7 @@ class Mail:
             if not self._changed.wait_for(lambda: self._ended() or self._any(keys), self._timeout_s):
                 raise PeerLost(f"nothing came within {self._timeout_s:.0f} s of {', '.join(map(str, keys))}")
             if not self._any(keys):
-                raise PeerLost("the run ended" if self._lost is None else _broke(self._lost))
+                raise self._end()
             message = next(self._arrived.pop(key) for key in keys if key in self._arrived)
             full = self._held_bytes >= HELD_BYTES
             self._held_bytes -= message.nbytes
@@ -181,6 +182,28 @@ class Mail:
         """Whether a message has come."""
         with self._changed:
             return key in self._arrived
+
+    def is_near(self, seat: Seat) -> bool:
+        """Whether a peer shares memory with us."""
+        return self._peers[seat].near
+
+    def lend(self, nbytes: int) -> tuple[Place, Bytes] | None:
+        """A block of our memory for the rest of the attempt, zeros at first; None if there is no room."""
+        taken = None if self._arena is None else self._arena.take(nbytes)
+        if taken is not None:
+            taken[1][:] = 0
+        return taken
+
+    def lent(self, seat: Seat, place: Place) -> Bytes:
+        """A block of a peer that is near."""
+        return self._views[seat].read(place)
+
+    def check(self, since_s: float, what: str) -> None:
+        """For who waits elsewhere, since a moment of the monotonic clock: raises if it is of no use any more."""
+        if self._ended():
+            raise self._end()
+        if time.monotonic() - since_s > self._timeout_s:
+            raise PeerLost(f"nothing came within {self._timeout_s:.0f} s of {what}")
 
     def close(self) -> None:
         """Ends it; whoever waits raises. Closing twice is fine."""
@@ -211,6 +234,9 @@ class Mail:
 
     def _ended(self) -> bool:
         return self._stopping or self._lost is not None
+
+    def _end(self) -> PeerLost:
+        return PeerLost("the run ended" if self._lost is None else _broke(self._lost))
 
     def _any(self, keys: Sequence[Key]) -> bool:
         return any(key in self._arrived for key in keys)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, SupportsFloat
 
 import torch
@@ -22,6 +23,7 @@ from heterps.data import Read, Synthetic
 from heterps.errors import HeterPSError
 from heterps.ps import Client, Keys
 from heterps.runtime.build import build_stage, look_ahead
+from heterps.runtime.cluster.circle import CircleSum
 from heterps.runtime.cluster.feeding import Bounds, Mark
 from heterps.runtime.cluster.layout import Seat
 from heterps.runtime.cluster.lookups import packed, unpacked
@@ -32,7 +34,7 @@ from heterps.runtime.cluster.reading import crew_of
 from heterps.runtime.cluster.rows import pushes
 from heterps.runtime.cluster.share import Share, share_of
 from heterps.runtime.cluster.spans import Spans
-from heterps.runtime.cluster.sums import CollectiveSum, MailSum, Sum, add_up
+from heterps.runtime.cluster.sums import CollectiveSum, add_up
 from heterps.runtime.cluster.work import Address, Progress, Work
 from heterps.runtime.feed import Feed
 from heterps.runtime.later import Later
@@ -75,20 +77,23 @@ class Replica:
             timeout_s=self._work.timeout_s, share=self._work.share,
         )  # fmt: skip
         self._chain, self._data = self._work.factory()
-        self._sum, meeting = self._make_sum()
-        return Address(self._mail.address, self._mail.offer, meeting)
+        return Address(self._mail.address, self._mail.offer, self._make_sum())
 
-    def _make_sum(self) -> tuple[Sum | None, tuple[str, int] | None]:
-        """How gradients are added up over the stage's replicas, and where these meet for it, if the first one knows."""
+    def _make_sum(self) -> tuple[str, int] | None:
+        """How gradients are added up over the replicas of its stage; says where these meet for it, if it knows."""
+        self._collective: CollectiveSum | None = None
+        self._add_up: Callable[[int, Sequence[Tensor]], Later[None]] | None = None
         if self._own.replicas == 1:
-            return None, None
+            return None
         backend = self._work.sums
         if backend == "auto":
             backend = "nccl" if self._device.type == "cuda" else "mail"
         if backend == "mail":
-            return MailSum(self._mail, self._own.seats(), self._seat), None
-        collective = CollectiveSum(self._host, self._device, backend=backend, timeout_s=self._work.timeout_s)
-        return collective, collective.host_store() if self._seat.replica == 0 else None
+            self._add_up = CircleSum(self._mail, self._own.seats(), self._seat)
+            return None
+        self._collective = CollectiveSum(self._host, self._device, backend=backend, timeout_s=self._work.timeout_s)
+        self._add_up = partial(add_up, sum_=self._collective)
+        return self._collective.host_store() if self._seat.replica == 0 else None
 
     def connect(self, addresses: Mapping[Seat, Address], shards: Sequence[str]) -> None:
         """Meets the others: neighbours, the replicas of its stage, and the servers."""
@@ -98,8 +103,8 @@ class Replica:
             {seat: address.offer for seat, address in others.items()},
         )
         meeting = addresses[Seat(self._seat.stage, 0)].rendezvous
-        if isinstance(self._sum, CollectiveSum) and meeting is not None:
-            self._sum.meet(meeting, rank=self._seat.replica, size=self._own.replicas)
+        if self._collective is not None and meeting is not None:
+            self._collective.meet(meeting, rank=self._seat.replica, size=self._own.replicas)
         self._client = Client(shards, self._keys, timeout_s=30.0, shared=self._work.share) if shards else None
         # The coordinator fills them.
         self._tables = bind_tables(self._chain, client=self._client, seed=self._settings.seed, fill=False)
@@ -284,7 +289,7 @@ class Replica:
     def reduce(self, step: int, stage: Stage) -> Later[float]:
         """Starts to add gradients up over the stage's replicas; the factor is for the norm over all stages."""
         trained = [one for one in stage.parameters.values() if one.requires_grad]
-        added = add_up(step, trained, self._sum) if self._sum is not None else None
+        added = self._add_up(step, trained) if self._add_up is not None else None
 
         def reduced() -> float:
             if added is not None:
