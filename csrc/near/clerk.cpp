@@ -87,7 +87,6 @@ void Clerk::take(Client& client, Entry& entry) {
 
 void Clerk::check(const Client& client, const Order& order) const {
   if (order.kind != Kind::ask && order.kind != Kind::part) throw std::invalid_argument("no such order");
-  if (order.step < 0) throw std::invalid_argument("a step is at least 0");
   if (order.count == 0) return;
   if (order.count > client.bytes / sizeof(std::int64_t) ||
       !inside(order.ids, order.count * sizeof(std::int64_t), client.bytes) ||

@@ -145,6 +145,11 @@ class Channel:
         return self._view is not None
 
     @property
+    def view(self) -> View | None:
+        """The server's memory, if it is mapped."""
+        return self._view
+
+    @property
     def idle(self) -> bool:
         """True if every operation is answered, or waits for other clients."""
         with self._changed:

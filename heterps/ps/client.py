@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
@@ -18,8 +18,10 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from heterps._native import DESK_BYTES
 from heterps.errors import InvalidInput
 from heterps.ps.channel import Channel
+from heterps.ps.desk import Desk
 from heterps.ps.errors import ServerError
 from heterps.ps.keys import Keys
 from heterps.ps.remote import RemoteTable
@@ -113,6 +115,27 @@ class Client:
             return np.empty(shape, dtype)
         taken = self._arena.take(nbytes)
         return np.empty(shape, dtype) if taken is None else taken[1].view(dtype).reshape(shape)
+
+    def meet(self, shard: int, table: str, args: dict[str, Any]) -> Callable[[], Desk | None]:
+        """Tells a shard that this client wants to hand in parts of a table at a desk; see `RemoteTable.meet`.
+
+        What it gives waits for the others, and is the desk; None if not all can have one.
+        """
+        channel, arena = self._channels[shard], self._arena
+        lent = None if arena is None or not channel.shares else arena.take(DESK_BYTES)
+        if lent is not None:
+            lent[1][:] = 0
+        answer = self.submit(shard, "meet", table, {**args, "desk": None if lent is None else lent[0][0]})
+
+        def met() -> Desk | None:
+            place, view = answer.result().value, channel.view
+            if place is None or arena is None or lent is None:
+                return None
+            if view is None:
+                raise ServerError(f"{channel.address}: shared memory is lost")
+            return Desk(arena, view, channel.address, lent[1], tuple(place))
+
+        return met
 
     def submit(
         self, shard: int, verb: str, table: str, args: dict[str, Any], arrays: Sequence[Array] = ()

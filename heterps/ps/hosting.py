@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heterps._native import Clerk
 from heterps.errors import HeterPSError, InvalidInput, did_you_mean
 from heterps.ps.gathering import Gathering, Part, Step
+from heterps.ps.meeting import Ground, Guest, Meeting, clerk_for
 from heterps.ps.rows import COMPRESS, pack, unpack
 from heterps.ps.shards import shard_of
 from heterps.ps.snapshots import fetched
@@ -56,9 +58,22 @@ class Hosted:
     """Duplicates that clients removed from creating pulls: hits too, as they come after the first."""
     gathering: Gathering = field(default_factory=Gathering)
     waiting: Waiting = field(default_factory=Waiting)
+    meeting: Meeting = field(default_factory=Meeting)
+    clerk: Clerk | None = None
+    """Who takes the parts, if clients hand them in at desks; then they do not come as operations."""
+
+    def close(self, why: str) -> None:
+        """Ends the clerk, if there is one."""
+        if self.clerk is not None:
+            self.repeats += self.clerk.repeats
+            self.clerk.close(why)
+            self.clerk = None
 
     def abandon(self) -> Iterator[tuple[Any, int, str]]:
         """Drops what waits for parts of other clients; gives each client, the number of its operation, and why."""
+        self.close("what was open was abandoned")
+        for guest in self.meeting.leave():
+            yield guest.client, guest.seq, "the meeting was abandoned"
         for part in self.gathering.abandon():
             yield part.client, part.seq, _abandoned(part)
         for pull in self.waiting.abandon():
@@ -78,8 +93,9 @@ class Host:
         self.tables: dict[str, Hosted] = {}
 
     def run(
-        self, operation: Operation, *, again: bool = False, client: Any = None, room: Room | None = None
-    ) -> list[Answer]:
+        self, operation: Operation, *, again: bool = False, client: Any = None, room: Room | None = None,
+        ground: Ground | None = None,
+    ) -> list[Answer]:  # fmt: skip
         """Does one operation of a client. Never raises.
 
         Args:
@@ -87,13 +103,14 @@ class Host:
             again: it was done before, and its reply is lost.
             client: who asks; comes back with the reply.
             room: memory that this client reads in place.
+            ground: what this client and the server share.
 
         Returns:
             The reply, and those to parts and pulls of all clients that it has completed. They leave together: who is
             answered first would only take cores from the answers to the others, and then wait for these.
         """
         answers: list[Answer] = []
-        reply = _answered(operation, lambda: self._run(operation, again, client, room, answers))
+        reply = _answered(operation, lambda: self._run(operation, again, client, room, ground, answers))
         answers.append((client, reply))
         hosted = self.tables.get(operation.table)
         if hosted is not None and operation.verb == "push_part":
@@ -103,8 +120,9 @@ class Host:
         return answers
 
     def _run(
-        self, operation: Operation, again: bool, client: Any, room: Room | None, others: list[Answer]
-    ) -> tuple[Any, list[Array]] | Reply:
+        self, operation: Operation, again: bool, client: Any, room: Room | None, ground: Ground | None,
+        others: list[Answer],
+    ) -> tuple[Any, list[Array]] | Reply:  # fmt: skip
         verb, args = operation.verb, operation.args
         if verb not in _VERBS and verb not in _OTHERS:
             raise InvalidInput(f"no verb {verb!r}.{did_you_mean(verb, [*_VERBS, *_OTHERS])}")
@@ -125,9 +143,13 @@ class Host:
                 raise InvalidInput(f"pull: after a step from 0 on, not {after}")
             if after is None or (hosted.gathering.applied is not None and hosted.gathering.applied >= after):
                 return _pull(hosted, operation, None if again else room, again=again)
+            _without_desks(hosted)
             return self._ahead(hosted, Ahead(client, operation, after, room))
         if verb == "push_part":
+            _without_desks(hosted)
             return self._part(hosted, operation, client, others)
+        if verb == "meet":
+            return self._meet(hosted, operation, client, ground, others)
         if verb in ("abandon", "load"):  # what was held belongs to a past that is over
             for one, seq, what in hosted.abandon():
                 others.append((one, Reply(seq, "error", what)))
@@ -174,6 +196,31 @@ class Host:
                 else:
                     others.append((one.client, answer))
         return reply
+
+    def _meet(
+        self, hosted: Hosted, operation: Operation, client: Any, ground: Ground | None, others: list[Answer]
+    ) -> Reply:
+        """Has a client wait for the others. When the last one has come, all learn where the clerk is, if anywhere."""
+        args = operation.args
+        parts, first, desk = _take(args, "parts", int), _take(args, "step", int), args.get("desk")
+        own = tuple(_take(args, "own", list))
+        guest = Guest(client, operation.seq, own, ground if type(desk) is int else None, desk or 0)
+        for gone in hosted.meeting.join(guest, parts=parts, first=first):
+            others.append((gone.client, Reply(gone.seq, "error", "another meeting has begun")))
+        if not hosted.meeting.complete:
+            return Reply(operation.seq, "held")
+        guests = hosted.meeting.leave()
+        hosted.close("clients have met anew")
+        made = clerk_for(hosted.table, guests, parts=parts, first=first)
+        hosted.clerk, place = made or (None, None)
+        value = None if place is None else list(place)
+        others += [(other.client, Reply(other.seq, "ok", value)) for other in guests if other is not guest]
+        return Reply(operation.seq, "ok", value)
+
+    def close(self) -> None:
+        """Ends what goes on beside the operations."""
+        for hosted in self.tables.values():
+            hosted.close("the server has ended")
 
     def open(self, name: str, args: dict[str, Any]) -> Hosted:
         """Makes a table, or finds the one of that name, which must have the same configuration."""
@@ -289,6 +336,12 @@ def _abandoned(part: Part) -> str:
     return f"part {part.part} of step {part.step} was abandoned: the step was never complete, nothing of it is applied"
 
 
+def _without_desks(hosted: Hosted) -> None:
+    """All parts of a step have to come the same way."""
+    if hosted.clerk is not None:
+        raise InvalidInput(f"clients of table {hosted.config.name!r} hand in their parts at desks; meet them there")
+
+
 def _set_lr(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
     hosted.table.set_lr(float(_take(args, "lr", (int, float))))
     return None, []
@@ -309,7 +362,8 @@ def _shrink(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[
 
 def _stats(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
     stats = {name: int(value) for name, value in dataclasses.asdict(hosted.table.stats()).items()}
-    return {**stats, "hits": stats["hits"] + hosted.repeats}, []
+    repeats = hosted.repeats + (0 if hosted.clerk is None else hosted.clerk.repeats)
+    return {**stats, "hits": stats["hits"] + repeats}, []
 
 
 def _save(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[Any, list[Array]]:
@@ -341,7 +395,7 @@ def _load(hosted: Hosted, args: dict[str, Any], arrays: list[Array]) -> tuple[An
     return None, []
 
 
-_OTHERS = ("open", "pull", "push_part", "abandon")
+_OTHERS = ("open", "pull", "push_part", "meet", "abandon")
 _VERBS = {
     "push": _push, "put": _put, "set_lr": _set_lr, "counts": _counts, "shrink": _shrink, "stats": _stats,
     "save": _save, "load": _load,

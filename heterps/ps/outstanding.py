@@ -7,14 +7,18 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from heterps.ps.desk import Order
 from heterps.ps.errors import ServerTimeout
 from heterps.ps.wire import Reply
+
+Answer = Future[Reply] | Order
+"""What comes of an operation, or of an order at a desk."""
 
 
 class Ticket:
     """A client's part of one step's push."""
 
-    def __init__(self, step: int, futures: Sequence[Future[Reply]]) -> None:
+    def __init__(self, step: int, futures: Sequence[Answer]) -> None:
         self.step = step
         self._futures = futures
 
@@ -62,7 +66,7 @@ class Outstanding:
             self._pushes.add(future)
         future.add_done_callback(self._pushed)
 
-    def part(self, step: int, futures: Sequence[Future[Reply]]) -> Ticket:
+    def part(self, step: int, futures: Sequence[Answer]) -> Ticket:
         """Remembers a part until it is applied, and its error until somebody waits."""
         ticket = Ticket(step, futures)
         with self._lock:

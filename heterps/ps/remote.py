@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from os import PathLike
 from typing import Any, Protocol
@@ -17,13 +18,14 @@ from heterps.errors import InvalidInput
 from heterps.ps import snapshots
 from heterps.ps.arrays import ids_of, like, rows_for, rows_of
 from heterps.ps.bags import check_bags, pool, spread
+from heterps.ps.desk import Asked, Desk
 from heterps.ps.errors import ServerTimeout
-from heterps.ps.outstanding import Outstanding, Ticket
+from heterps.ps.outstanding import Answer, Outstanding, Ticket
 from heterps.ps.rows import pack, unpack
-from heterps.ps.shards import Batch, Int64, Recent, grouped
+from heterps.ps.shards import Batch, Int64, Recent, batch_of, grouped
 from heterps.ps.wire import MAX_ARRAYS, MAX_FRAME_BYTES, Reply
 from heterps.storage import place
-from heterps.store.config import TableConfig
+from heterps.store.config import Optimizer, TableConfig
 from heterps.store.interface import Ids, Pooling, Rows, Stats
 
 CHUNK_BYTES = MAX_FRAME_BYTES // 2
@@ -52,6 +54,10 @@ class Submitter(Protocol):
         """An empty array for one operation on one shard."""
         ...
 
+    def meet(self, shard: int, table: str, args: dict[str, Any]) -> Callable[[], Desk | None]:
+        """Asks for a desk at one shard."""
+        ...
+
     def submit(self, shard: int, verb: str, table: str, args: dict[str, Any], arrays: Any = ()) -> Future[Reply]:
         """Sends one operation to one shard."""
         ...
@@ -60,8 +66,14 @@ class Submitter(Protocol):
 class Coming:
     """Rows that were asked for ahead."""
 
-    def __init__(self, batch: Batch, futures: list[Future[Reply]], shape: tuple[int, ...]) -> None:
-        self._batch, self._futures, self._shape = batch, futures, shape
+    def __init__(self, batch: Batch, futures: Sequence[Answer], shape: tuple[int, ...]) -> None:
+        self.batch, self._futures, self._shape = batch, futures, shape
+        self.spent = False
+        """Whether a push has had it."""
+
+    def asked(self, desk: Desk) -> Asked | None:
+        """What was asked for at a desk; None if there are no ids for it."""
+        return next((one for one in self._futures if isinstance(one, Asked) and one.desk is desk), None)
 
     def rows(self, timeout_s: float | None = None) -> NDArray[np.float32]:
         """The rows, once. `ServerTimeout` if they do not come in time; `ServerError` if they were abandoned."""
@@ -72,10 +84,10 @@ class Coming:
             except TimeoutError:
                 raise ServerTimeout(f"rows that were asked for ahead did not come within {timeout_s:g} s") from None
         replies = _all(self._futures)
-        rows = _as_sent(self._batch, replies)
+        rows = _as_sent(self.batch, replies)
         if rows is None:
             rows = np.empty(self._shape, np.float32)
-            _spread(self._batch, replies, rows)
+            _spread(self.batch, replies, rows)
         return rows.reshape(self._shape)
 
 
@@ -93,6 +105,11 @@ class RemoteTable:
         self._recent = Recent()
         self._outstanding = Outstanding()
         self._chunk = max(1, CHUNK_BYTES // (4 * config.dim))
+        self._meeting = threading.Lock()
+        self._met: list[Callable[[], Desk | None]] = []
+        """Of each shard, what gives the desk there. They wait until all have met."""
+        self._desks: list[Desk | None] = []
+        """The desks, once all have met; a table that nobody meets at has none."""
 
     @property
     def config(self) -> TableConfig:
@@ -129,14 +146,44 @@ class RemoteTable:
         """
         array = ids_of(ids)
         flat, shards = array.reshape(-1), self._client.shards
-        batch = grouped(flat.copy(), shards) if self._config.tracks else self._recent.batch(flat, shards)
-        after = _whole(step, "step")
-        return Coming(batch, self._rows(batch, create=True, after=after), (*array.shape, self._config.dim))
+        if self._config.tracks:
+            batch = grouped(flat.copy(), shards)
+        elif all(self._open_desks()):  # the ids are copied there, and are not looked for again
+            batch = batch_of(flat, shards)
+        else:
+            batch = self._recent.batch(flat, shards)
+        return Coming(batch, self._ahead(batch, step), (*array.shape, self._config.dim))
+
+    def meet(self, *, step: int, own: Sequence[int], parts: int) -> None:
+        """Says that this client has the parts `own` of each step from `step` on; returns at once.
+
+        Whoever has one of the `parts` says so. If all of them share memory with a server, they hand their parts in, and
+        ask for rows ahead, at desks there: that costs no messages, and is the only way then. Else messages do it. Which
+        it is shows when all have met; pulls ahead and pushes of parts wait for that.
+        """
+        args = {"step": _whole(step, "step"), "own": list(own), "parts": _whole(parts, "parts")}
+        with self._meeting:
+            self._met = [self._client.meet(shard, self._config.name, args) for shard in range(self._client.shards)]
+            self._desks = []
+
+    @property
+    def asks_early(self) -> bool:
+        """Whether rows may be asked for however early, even after a step that was before the first one."""
+        return bool(self._open_desks()) and all(self._desks)
+
+    def _open_desks(self) -> list[Desk | None]:
+        """The desk at each shard, if it has one. Waits until all have met, if they do."""
+        if not self._desks:
+            with self._meeting:
+                if not self._desks:
+                    self._desks = [met() for met in self._met] or [None] * self._client.shards
+        return self._desks
 
     def push(self, ids: Ids, grads: Rows) -> None:
         """Sends gradients and returns; see `Table.push`."""
-        for shard, _, _, arrays in self._sums(ids, grads):
-            self._outstanding.push(self._submit(shard, "push", {}, *arrays))
+        batch = self._recent.batch(ids_of(ids).reshape(-1), self._client.shards)
+        for shard, start, end, _, _, rows in self._sums(batch, ids, grads, desks=[]):
+            self._outstanding.push(self._submit(shard, "push", {}, *self._packed(shard, batch.ids[start:end], rows)))
 
     def put(self, ids: Ids, weights: Rows) -> None:
         """Sets rows, exactly, and waits until the servers have; see `Table.put`."""
@@ -155,7 +202,10 @@ class RemoteTable:
             futures.append(self._submit(shard, "put", {}, self._placed(shard, batch.ids[start:end]), rows))
         _all(futures)
 
-    def push_part(self, ids: Ids, grads: Rows, *, step: int, part: int, parts: int, lr: float | None = None) -> Ticket:
+    def push_part(
+        self, ids: Ids, grads: Rows, *, step: int, part: int, parts: int, lr: float | None = None,
+        coming: Coming | None = None,
+    ) -> Ticket:  # fmt: skip
         """Sends one of the `parts` of a step's gradients and returns; the servers apply them as one push.
 
         They put the parts together in the order of their numbers, whoever comes first, and apply them when all are
@@ -169,6 +219,7 @@ class RemoteTable:
             part: its number, from 0. Another client's part of the same number is refused.
             parts: how many the step has; all clients say the same.
             lr: learning rate from this step on; parts that name one must agree.
+            coming: what `pull_after` gave for these very ids, in this order: they are not looked at again.
 
         Returns:
             What to wait for. An error, such as that of a step abandoned by others, is raised there or by `wait`.
@@ -176,12 +227,22 @@ class RemoteTable:
         if not 0 <= part < parts:
             raise InvalidInput(f"a part from 0 to {parts - 1}, not {part}")
         whole = {"step": _whole(step, "step"), "part": _whole(part, "part"), "parts": _whole(parts, "parts")}
-        args = {**whole, "lr": None if lr is None else float(lr)}
-        futures = [
-            self._submit(shard, "push_part", {**args, "piece": piece, "pieces": pieces}, *arrays)
-            for shard, piece, pieces, arrays in self._sums(ids, grads)
-        ]
-        return self._outstanding.part(step, futures)
+        rate = None if lr is None else Optimizer(name=self._config.optimizer.name, lr=float(lr)).lr
+        if coming is None or coming.spent or self._config.tracks:  # where sights are counted, a pull has its repeats
+            coming, batch = None, self._recent.batch(ids_of(ids).reshape(-1), self._client.shards)
+        else:
+            coming.spent, batch = True, coming.batch
+        answers: list[Answer] = []
+        desks = self._open_desks()
+        for shard, start, end, piece, pieces, rows in self._sums(batch, ids, grads, desks=desks):
+            desk, own = desks[shard], batch.ids[start:end]
+            if desk is not None:
+                asked = coming.asked(desk) if coming is not None else None
+                answers.append(desk.part(own if asked is None else asked, rows, step=step, part=part, lr=rate))
+                continue
+            args = {**whole, "lr": rate, "piece": piece, "pieces": pieces}
+            answers.append(self._submit(shard, "push_part", args, *self._packed(shard, own, rows)))
+        return self._outstanding.part(step, answers)
 
     def wait_for(self, step: int, *, timeout_s: float | None = None) -> None:
         """Returns when the steps up to `step` that this client has parts in are applied; raises the first error.
@@ -269,41 +330,74 @@ class RemoteTable:
         identity, parent = snapshots.read(source) if source.is_dir() else ("", "")
         self._every("load", {"path": str(source), "id": identity, "parent": parent})
 
-    def _chunks(self, batch: Batch, *, empty: bool) -> Iterator[tuple[int, int, int]]:
-        """(shard, start, end) of each operation; with `empty`, also one for a shard without ids."""
+    def _chunks(
+        self, batch: Batch, *, empty: bool, desks: Sequence[Desk | None] = ()
+    ) -> Iterator[tuple[int, int, int]]:
+        """(shard, start, end) of each operation; with `empty`, also one for a shard without ids. One for a desk."""
         for shard in range(self._client.shards):
             first, last = batch.bounds[shard], batch.bounds[shard + 1]
-            starts = range(first, last, self._chunk) if last > first else (first,) if empty else ()
+            most = max(1, last - first) if desks and desks[shard] is not None else self._chunk
+            starts = range(first, last, most) if last > first else (first,) if empty else ()
             for start in starts:
-                yield shard, start, min(start + self._chunk, last)
+                yield shard, start, min(start + most, last)
 
-    def _rows(self, batch: Batch, *, create: bool, after: int | None = None) -> list[Future[Reply]]:
-        """Asks for the batch's ids, in their order; the servers are told of the duplicates that were removed."""
-        repeats = batch.count - len(batch.ids)
-        futures: list[Future[Reply]] = []
-        for shard, start, end in self._chunks(batch, empty=False):
-            args: dict[str, Any] = {"create": create, "wire": None, "repeats": 0 if futures else repeats}
-            if after is not None:
-                args["after"] = after
-            if not self._client.shares(shard):  # in arrays of a frame each: nothing has to be put together
-                most = max(1, self._client.piece_bytes(shard) // (4 * self._config.dim))
-                args |= {"wire": self._client.compress, "piece": max(most, -(-(end - start) // MAX_ARRAYS))}
-            futures.append(self._ask(shard, "pull", args, batch.ids[start:end]))
-        return futures
+    def _rows(self, batch: Batch, *, create: bool) -> list[Future[Reply]]:
+        """Asks for the batch's ids, in their order."""
+        chunks = self._chunks(batch, empty=False)
+        return [
+            self._pull(batch, shard, start, end, {"create": create}, first=not number)
+            for number, (shard, start, end) in enumerate(chunks)
+        ]
 
-    def _sums(self, ids: Ids, grads: Rows) -> Iterator[tuple[int, int, int, tuple[NDArray[Any], NDArray[Any]]]]:
-        """Shard, piece, pieces and arrays (ids, summed gradients) of each operation of a push."""
-        array, dim = ids_of(ids), self._config.dim
-        given = rows_of(grads, (*array.shape, dim))
-        batch = self._recent.batch(array.reshape(-1), self._client.shards)
-        chunks = list(self._chunks(batch, empty=True))
-        sums = [self._client.room(shard, (end - start, dim), np.float32) for shard, start, end in chunks]
+    def _ahead(self, batch: Batch, after: int) -> list[Answer]:
+        """The same, as they will be after a step."""
+        answers: list[Answer] = []
+        desks = self._open_desks()
+        for shard, start, end in self._chunks(batch, empty=False, desks=desks):
+            desk, first = desks[shard], not answers
+            if desk is not None:
+                repeats = batch.count - len(batch.ids) if first else 0
+                answers.append(desk.ask(batch.ids[start:end], self._config.dim, after=after, repeats=repeats))
+            else:
+                args = {"create": True, "after": _whole(after, "step")}
+                answers.append(self._pull(batch, shard, start, end, args, first=first))
+        return answers
+
+    def _pull(
+        self, batch: Batch, shard: int, start: int, end: int, given: dict[str, Any], *, first: bool
+    ) -> Future[Reply]:
+        """One operation; the first one tells of the duplicates that were removed."""
+        args: dict[str, Any] = {**given, "wire": None, "repeats": batch.count - len(batch.ids) if first else 0}
+        if not self._client.shares(shard):  # in arrays of a frame each: nothing has to be put together
+            most = max(1, self._client.piece_bytes(shard) // (4 * self._config.dim))
+            args |= {"wire": self._client.compress, "piece": max(most, -(-(end - start) // MAX_ARRAYS))}
+        return self._ask(shard, "pull", args, batch.ids[start:end])
+
+    def _sums(
+        self, batch: Batch, ids: Ids, grads: Rows, *, desks: Sequence[Desk | None]
+    ) -> list[tuple[int, int, int, int, int, NDArray[np.float32]]]:
+        """Shard, stretch of the batch's ids, piece, pieces and summed gradients of each operation of a push."""
+        dim = self._config.dim
+        given = rows_of(grads, (*ids_of(ids).shape, dim))
+        chunks = list(self._chunks(batch, empty=True, desks=desks))
+        sums = [self._sums_room(shard, (end - start, dim), desks) for shard, start, end in chunks]
         batch.sum_into(given.reshape(-1, dim), sums)
         pieces = Counter(shard for shard, _, _ in chunks)
-        for (shard, start, end), rows in zip(chunks, sums, strict=True):
-            piece = (start - batch.bounds[shard]) // self._chunk
-            packed = rows if self._client.shares(shard) else pack(rows, self._client.compress)
-            yield shard, piece, pieces[shard], (self._placed(shard, batch.ids[start:end]), packed)
+        return [
+            (shard, start, end, (start - batch.bounds[shard]) // self._chunk, pieces[shard], rows)
+            for (shard, start, end), rows in zip(chunks, sums, strict=True)
+        ]
+
+    def _sums_room(self, shard: int, shape: tuple[int, int], desks: Sequence[Desk | None]) -> NDArray[np.float32]:
+        desk = desks[shard] if desks else None
+        if desk is None or not shape[0]:
+            return self._client.room(shard, shape, np.float32)
+        return desk.room(4 * shape[0] * shape[1])[1].view(np.float32).reshape(shape)
+
+    def _packed(self, shard: int, ids: Int64, rows: NDArray[np.float32]) -> tuple[Int64, NDArray[Any]]:
+        """Arrays of an operation that pushes."""
+        packed = rows if self._client.shares(shard) else pack(rows, self._client.compress)
+        return self._placed(shard, ids), packed
 
     def _placed(self, shard: int, ids: Int64) -> Int64:
         """Ids where the shard can read them; never in memory of the caller's, which may change."""
@@ -347,7 +441,7 @@ def _spread(batch: Batch, replies: list[Reply], out: NDArray[np.float32]) -> Non
             reply.give_back()
 
 
-def _all(futures: list[Future[Reply]]) -> list[Reply]:
+def _all(futures: Sequence[Answer]) -> list[Reply]:
     """All replies; waits for every one before the first error is raised, so that nothing stays under way."""
     for future in futures:
         future.exception()

@@ -26,6 +26,7 @@ from heterps.ps.hosting import Answer, Host, MakeTable
 from heterps.ps.keys import Keys, piece_bytes, protect
 from heterps.ps.lanes import Lanes
 from heterps.ps.locks import lock
+from heterps.ps.meeting import Ground
 from heterps.ps.near import Exchange, Line
 from heterps.ps.neighbours import Neighbours
 from heterps.ps.outgoing import REPLY_BYTES, Outgoing
@@ -251,6 +252,7 @@ class Server:
                 self._turn(reading=False)
             self._lanes.close()
             self._savers.close()
+            self._host.close()
             if self._save_dir is not None:
                 save_server(self._save_dir, self._host, self._sessions)
                 log.info("saved %d tables to %s", len(self._host.tables), self._save_dir)
@@ -368,9 +370,11 @@ class Server:
         self._requests += len(batch)
         self._in_work += 1
         self._queued_bytes += size
-        near, sharing, room = self._neighbours, session.sharing, None
+        near, sharing, room, ground = self._neighbours, session.sharing, None, None
         if near is not None and sharing is not None and near.shares(sharing):
             room = functools.partial(near.rows, sharing.offer)
+            if any(one.operation.verb == "meet" for one in batch) and (view := near.view_of(sharing)) is not None:
+                ground = Ground(view.memory, near.arena.take)
 
         def job() -> None:
             replies: list[Answer] = []
@@ -378,7 +382,7 @@ class Server:
                 if not table:
                     replies.append((session, self._stats(operation)))
                     continue
-                replies += self._host.run(operation, again=again, client=session, room=room)
+                replies += self._host.run(operation, again=again, client=session, room=room, ground=ground)
             self._outbox.append((replies, load))
             if _is_full(session, load) or any(reply.status != "held" for _, reply in replies):
                 self._wake()
@@ -450,6 +454,7 @@ class Server:
             self._outer.send(b"\0")
 
     def _close_sockets(self) -> None:
+        self._host.close()
         self._gate.close()
         for router in self._routers:
             router.close()

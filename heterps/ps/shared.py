@@ -17,18 +17,19 @@ import secrets
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heterps.ps.errors import WireError
 
-ARENA_BYTES = 1 << 30
-"""Room for what is under way to all peers; pages that were never used cost nothing (assumed)."""
+ARENA_BYTES = 16 << 30
+"""Room for what is under way to all peers; pages that were never used cost nothing (assumed: a few steps of large
+batches, as what is ordered at a desk has no other way)."""
 LEAST_BYTES = 16 << 10
 """Smaller arrays travel as messages: a block would cost more than it saves (assumed)."""
-KEPT_BYTES = ARENA_BYTES // 16
+KEPT_BYTES = 64 << 20
 """Of a peer's blocks that a process keeps beyond reading them (assumed: a few steps of rows; others need room, too)."""
 ALIGN = 64
 TOKEN_BYTES = 16
@@ -144,8 +145,10 @@ class Arena:
 class View:
     """A peer's arena, as this process sees it."""
 
-    def __init__(self, mapped: Bytes) -> None:
+    def __init__(self, mapped: Bytes, process: int) -> None:
         self._bytes = mapped
+        self.process = process
+        """Whose it is."""
         self.kept: dict[int, int] = {}
         """Bytes of the arrays in it that are kept (`Lent.keep`), by who keeps them."""
 
@@ -169,7 +172,12 @@ class View:
             os.close(descriptor)
         if mapped is None or mapped[:TOKEN_BYTES].tobytes().hex() != offer.token:
             return None
-        return cls(mapped)
+        return cls(mapped, offer.process)
+
+    @property
+    def memory(self) -> Bytes:
+        """All of it."""
+        return self._bytes
 
     def read(self, place: Place) -> Bytes:
         """The bytes of a block; valid until it is given back."""
@@ -188,6 +196,20 @@ class View:
         return place
 
 
+class Loan(Protocol):
+    """Memory that arrays lie in, which goes back when they are read."""
+
+    due: bool
+
+    def keep(self, array: NDArray[Any]) -> NDArray[Any] | None:
+        """The array, whose memory goes back when nothing looks into it any more; None if it has to be copied."""
+        ...
+
+    def give_back(self) -> None:
+        """Gives it back if it is due; once."""
+        ...
+
+
 class Lent:
     """Blocks of a peer that were read: once `due`, they go back by `give_back`, at the latest with this object."""
 
@@ -203,7 +225,7 @@ class Lent:
         None if so much of that peer's is kept here already that others would lack room: it has to be copied.
         """
         kept = self._view.kept
-        return np.asarray(_Kept(array, self, kept)) if sum(list(kept.values())) + array.nbytes <= KEPT_BYTES else None
+        return keep(array, _Counted(self, kept, array.nbytes)) if _fits(kept, array.nbytes) else None
 
     def give_back(self) -> None:
         """Gives the blocks back if they are due; once."""
@@ -216,16 +238,32 @@ class Lent:
         self.give_back()
 
 
-class _Kept:
-    """What arrays of `Lent.keep` keep alive. An array would not do: NumPy has those that look into it look past it."""
+class _Counted:
+    """Blocks of which something is kept, while it is."""
 
-    def __init__(self, array: NDArray[Any], lent: Lent, of: dict[int, int]) -> None:
-        self.__array_interface__ = array.__array_interface__
-        self._lent, self._of = lent, of
-        of[id(self)] = array.nbytes
+    def __init__(self, lent: Lent, kept: dict[int, int], nbytes: int) -> None:
+        self._lent, self._kept = lent, kept
+        kept[id(self)] = nbytes
 
     def __del__(self) -> None:
-        del self._of[id(self)]
+        del self._kept[id(self)]
+
+
+def _fits(kept: dict[int, int], nbytes: int) -> bool:
+    return sum(list(kept.values())) + nbytes <= KEPT_BYTES
+
+
+def keep(array: NDArray[Any], owner: Any) -> NDArray[Any]:
+    """The array, which keeps an object alive for as long as anything looks into it."""
+    return np.asarray(_Kept(array, owner))
+
+
+class _Kept:
+    """What such arrays keep alive. An array would not do: NumPy has those that look into it look past it."""
+
+    def __init__(self, array: NDArray[Any], owner: Any) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self._owner = owner
 
 
 def _map(descriptor: int, nbytes: int) -> Bytes:

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps.ps.errors import WireError
-from heterps.ps.shared import LEAST_BYTES, Arena, Lent, Offer, Place, View
+from heterps.ps.shared import LEAST_BYTES, Arena, Lent, Loan, Offer, Place, View
 
 VERSION = 1
 MAX_FRAME_BYTES = 64 << 20
@@ -120,8 +120,8 @@ class Reply:
     status: str
     value: Any = None
     arrays: list[Array] = field(default_factory=list)
-    lent: Lent | None = None
-    """The blocks that the arrays lie in."""
+    lent: Loan | None = None
+    """The memory that the arrays lie in."""
 
     def give_back(self) -> None:
         """The arrays are read, and not needed any more."""

@@ -106,21 +106,29 @@ class HostRows:
         """Whether rows are pulled into memory of their own."""
         return isinstance(self._shared.table, SparseTable)
 
+    @property
+    def only_asks(self) -> bool:
+        """Whether `prepare` waits for nobody."""
+        return not self._staleness or self._shared.asks_early
+
     def prepare(self, step: int, batch: Mapping[str, Value]) -> Tensor | Callable[[], Tensor] | None:
         """Looks the ids up. Rows of servers are pulled here and now, where staleness leaves the time for it.
 
         Where it does not, servers may take the question now, and answer when the step before is applied.
         """
         table, ids = self._shared.table, self._layer.ids_of(batch)
+        flat = ids.ids if isinstance(ids, Bags) else ids
+        coming = self._shared.pull_ahead(step, self._layer.name, flat, self._staleness)
+        if coming is not None and isinstance(ids, Bags):
+            return lambda: torch.from_numpy(pool(coming().numpy(), ids.offsets[:-1].numpy(), self._pooling))
+        if coming is not None:
+            return coming
         if self._staleness and not isinstance(table, SparseTable):
             self._shared.wait_for(step - 1 - self._staleness, own=True)
             return self._pulled(ids)
-        coming = self._shared.pull_ahead(step - 1, ids.ids if isinstance(ids, Bags) else ids)
-        if coming is not None and isinstance(ids, Bags):
-            return lambda: torch.from_numpy(pool(coming().numpy(), ids.offsets[:-1].numpy(), self._pooling))
-        if coming is None and self._look_ahead and isinstance(ids, Tensor):
+        if self._look_ahead and isinstance(ids, Tensor):
             table.prepare(ids)
-        return coming
+        return None
 
     def wait(self, step: int, batch: Mapping[str, Value], prepared: Any) -> Tensor | None:
         """Waits for the others, and gives what `pull` takes: the rows, if they come from servers."""

@@ -184,6 +184,11 @@ class Stage:
         """Whether the updates of a step are done, if `apply` does not wait for them."""
         return True
 
+    @property
+    def only_asks(self) -> bool:
+        """Whether `prepare` waits for nobody."""
+        return all(isinstance(rows, HostRows) and rows.only_asks for rows in self.rows)
+
     def prepare(self, step: Step) -> Any:
         """Work on a step that needs no dense weights, done ahead and in another thread: looking ids up."""
         return [rows.prepare(step.number, step.whole) for rows in self.rows]

@@ -77,10 +77,15 @@ class SharedPush:
         with self._condition:
             self._condition.wait_for(lambda: self._pushed >= step or self._failed)
 
-    def pull_ahead(self, step: int, ids: Tensor) -> Callable[[], Tensor] | None:
-        """Asks for rows as they will be when the gradients of `step` are applied; None if that cannot be asked for.
+    @property
+    def asks_early(self) -> bool:
+        """Whether `pull_ahead` can ask for the rows of any step."""
+        return False
 
-        What it gives waits for them.
+    def pull_ahead(self, step: int, layer: str, ids: Tensor, staleness: int) -> Callable[[], Tensor] | None:
+        """Asks for a layer's rows for a step, as they will be when the step `staleness + 1` before it is applied.
+
+        What it gives waits for them; None if that cannot be asked for. The layer then pushes gradients of these ids.
         """
         return None
 

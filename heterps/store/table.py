@@ -139,6 +139,21 @@ class SparseTable:
         """
         return _native.Errands(self._core, inbox, lag, await_event)
 
+    def clerk(self, bell: NDArray[np.uint8], *, parts: int, applied: int) -> _native.Clerk | None:
+        """Who serves the desks of clients in other processes: their parts of each step are one push.
+
+        Args:
+            bell: `BELL_BYTES` of memory that clients have mapped, zero.
+            parts: of a step.
+            applied: the last step that is over.
+
+        Returns:
+            None for a table with a clock of its own, which native threads cannot look at.
+        """
+        if self._clock is not time.monotonic:
+            return None
+        return _native.Clerk(self._core, bell, parts, applied, self._began)
+
     def bag(
         self, ids: Ids, offsets: Ids, *, mode: Pooling = "sum", out: Rows | None = None, create: bool = True
     ) -> Rows:

@@ -224,7 +224,7 @@ class Replica:
 
     def _prepared(self, share: Share) -> Future[Any]:
         """What is done for a step ahead: here, if it waits for nobody, as one more thread is in the others' way."""
-        if self._settings.steps_ahead:
+        if self._settings.steps_ahead and not self._stage.only_asks:
             return self._pool.submit(self._stage.prepare, share)
         prepared: Future[Any] = Future()
         prepared.set_result(self._stage.prepare(share))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from heterps.models import Bags, Chain
-from heterps.ps.remote import RemoteTable
+from heterps.ps.remote import Coming, RemoteTable
 from heterps.runtime.cluster.layout import Layout, Seat
 from heterps.runtime.tables import Shared, SharedPush, _flat
 from heterps.store import Table
@@ -63,6 +63,8 @@ class GatheredPush(SharedPush):
         self._sent: dict[int, int] = {}
         self._lr: float | None = None
         self._first = 0
+        self._coming: dict[tuple[int, str], Coming] = {}
+        """Of steps and layers that have no gradients yet."""
 
     def wait_for(self, step: int, *, own: bool = False) -> None:
         """Returns when the gradients of `step` are applied, those of the others too."""
@@ -71,29 +73,44 @@ class GatheredPush(SharedPush):
                 self._condition.wait_for(lambda: self._pushed >= step or self._failed)
         self._remote.wait_for(step, timeout_s=self._timeout_s)
 
-    def pull_ahead(self, step: int, ids: Tensor) -> Callable[[], Tensor] | None:
-        """See `SharedPush.pull_ahead`; of the steps before the first one the servers know nothing."""
-        if step < self._first:
+    @property
+    def asks_early(self) -> bool:
+        """See `SharedPush.asks_early`."""
+        return self._remote.asks_early
+
+    def pull_ahead(self, step: int, layer: str, ids: Tensor, staleness: int) -> Callable[[], Tensor] | None:
+        """See `SharedPush.pull_ahead`.
+
+        By messages: only what must wait anyway, and not for steps before the first one, of which servers know nothing.
+        """
+        after = step - 1 - staleness
+        if not self.asks_early and (staleness or after < self._first):
             return None
-        coming = self._remote.pull_after(ids, step)
+        coming = self._remote.pull_after(ids, after)
+        self._coming[step, layer] = coming
 
         def rows() -> Tensor:
             found = torch.from_numpy(coming.rows(self._timeout_s))
-            self.wait_for(step)  # it is applied: this raises what went wrong with it
+            self.wait_for(after)  # it is applied: this raises what went wrong with it
             return found
 
         return rows
 
     def start_at(self, step: int) -> None:
-        """The next step to be pushed."""
+        """The next step to be pushed; meets the others that push to the table."""
         super().start_at(step)
         self._first = step
+        own = [part for part, (seat, _) in enumerate(self._parts) if seat == self._me]
+        self._remote.meet(step=step, own=own, parts=len(self._parts))
 
     def push(self, step: int, layer: str, ids: Tensor | Bags, grads: Tensor, pooling: str | None) -> None:
         """Sends the gradients of one layer of this replica; there may be none."""
         flat, rows = _flat(ids, grads, pooling)
         part = self._parts.index((self._me, layer))
-        self._remote.push_part(flat, rows, step=step, part=part, parts=len(self._parts), lr=self._lr)
+        coming = self._coming.pop((step, layer), None)
+        self._remote.push_part(
+            flat, rows, step=step, part=part, parts=len(self._parts), lr=self._lr, coming=coming
+        )  # fmt: skip
         with self._condition:
             self._sent[step] = self._sent.get(step, 0) + 1
             if self._sent[step] == self._own:
