@@ -19,6 +19,12 @@ bool inside(std::uint64_t place, std::uint64_t bytes, std::uint64_t all) {
   return place >= 2 * kAlign && place % kAlign == 0 && place <= all && bytes <= all - place;
 }
 
+void write(char (&to)[kWhy], const std::string& why) {
+  const std::size_t length = std::min(why.size(), kWhy - 1);
+  std::memcpy(to, why.data(), length);
+  to[length] = '\0';
+}
+
 }  // namespace
 
 Clerk::Clerk(store::Table& table, std::size_t dim, std::byte* bell, std::uint32_t parts, std::int64_t applied,
@@ -42,6 +48,12 @@ void Clerk::close(const std::string& why) {
     for (const auto& [__, part] : step) finish(part, why);
   }
   for (const Open& ask : std::exchange(asks_, {})) finish(ask, why);
+  for (const auto& client : clients_) {   // those that it has not taken fail by this
+    auto& closed = client->desk->closed;
+    if (closed.yes.load(std::memory_order_relaxed) == 0) write(closed.why, why);
+    closed.yes.store(1, std::memory_order_release);
+    client->rings = true;
+  }
   ring();
 }
 
@@ -163,9 +175,7 @@ void Clerk::finish(const Open& open, const std::string& why) {
       if (inside(place, 0, open.client->bytes)) open.client->memory[place - kAlign] = std::byte{0};
     }
   }
-  const std::size_t length = std::min(why.size(), kWhy - 1);
-  std::memcpy(open.entry->why, why.data(), length);
-  open.entry->why[length] = '\0';
+  write(open.entry->why, why);
   open.entry->state.store(why.empty() ? State::done : State::failed, std::memory_order_release);
   open.client->rings = true;
 }

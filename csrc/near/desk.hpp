@@ -49,6 +49,10 @@ struct DeskMemory {
     std::atomic<std::uint64_t> orders;
   } posted;
   Bell bell;        // rings when orders are done
+  struct alignas(64) {
+    std::atomic<std::uint32_t> yes;
+    char why[kWhy];
+  } closed;         // the clerk takes no order any more
   Entry entries[kEntries];
 
   Entry& at(std::uint64_t number) { return entries[number % kEntries]; }

@@ -62,7 +62,7 @@ def valid_request(source: random.Random, near: Neighbour | None = None) -> list[
 
 def _operation(seq: int, source: random.Random, near: Neighbour | None) -> wire.Operation:
     verb = source.choice(
-        ("pull", "push", "push_part", "abandon", "set_lr", "counts", "shrink", "stats", "open", "walk")
+        ("pull", "push", "push_part", "meet", "abandon", "set_lr", "counts", "shrink", "stats", "open", "walk")
     )
     table = source.choice(TABLES[1:])
     rows = source.choice((0, 1, 5, 700))
@@ -81,6 +81,12 @@ def _operation(seq: int, source: random.Random, near: Neighbour | None) -> wire.
             "piece": source.choice((0, 0, 0, 1)),
             "pieces": source.choice((1, 1, 2)),
             "lr": source.choice((None, 0.1, "x")),
+        },
+        "meet": {
+            "step": source.choice((0, 1, -1, 2**61)),
+            "own": source.choice(([0], [1], [0, 1], [], ["x"], [2**40])),
+            "parts": source.choice((1, 2, 0, "x")),
+            "desk": source.choice((None, 0, 128, 64 * 1024, 2**62, -64, "x")),
         },
         "set_lr": {"lr": source.choice((0.1, -1, "x"))},
         "shrink": {"min_count": 1, "unseen_steps": 0, "unseen_seconds": 0.0},

@@ -43,10 +43,16 @@ def test_rows_come_when_the_step_is_over(replicas, ids, shards):  # noqa: F811
     np.testing.assert_array_equal(later.rows(PATIENCE_S), first(ids) - 3)
 
 
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 2**32), shards=st.integers(1, 2), clients=st.integers(2, 4), tracks=st.booleans())
-def test_training_ahead_is_training(seed: int, shards: int, clients: int, tracks: bool):
-    """Clients that ask for each step's rows before the one before it is over get what one table gives."""
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), shards=st.integers(1, 2), clients=st.integers(2, 4), tracks=st.booleans(),
+    desks=st.booleans(),
+)  # fmt: skip
+def test_training_ahead_is_training(seed: int, shards: int, clients: int, tracks: bool, desks: bool):
+    """Clients that ask for each step's rows before the one before it is over get what one table gives.
+
+    At desks or by messages, with the ids looked at again for the push or not.
+    """
     source = np.random.default_rng(seed)
     config = dataclasses.replace(NATIVE, counts=tracks)
     local = SparseTable.from_config(config)
@@ -56,6 +62,8 @@ def test_training_ahead_is_training(seed: int, shards: int, clients: int, tracks
         servers = [stack.enter_context(Server(f"ipc://{directory}/{k}").start()) for k in range(shards)]
         opened = [stack.enter_context(Client([one.addresses[0] for one in servers])) for _ in range(clients)]
         tables = [client.table(config) for client in opened]
+        for number, table in enumerate(tables if desks else []):
+            table.meet(step=0, own=[number], parts=clients)
         coming = [None] * clients
         for number, batch in enumerate(steps):
             found = [
@@ -64,11 +72,14 @@ def test_training_ahead_is_training(seed: int, shards: int, clients: int, tracks
             ]
             for ids, rows in zip(batch, found, strict=True):
                 np.testing.assert_allclose(rows, local.pull(ids), rtol=1e-5, atol=1e-6)
+            known = [one if source.random() < 0.8 else None for one in coming]
             if number + 1 < len(steps):
                 coming = [table.pull_after(ids, number) for table, ids in zip(tables, steps[number + 1], strict=True)]
             grads = [np.cos(rows) for rows in found]
             for part in source.permutation(clients):
-                tables[part].push_part(batch[part], grads[part], step=number, part=int(part), parts=clients)
+                tables[part].push_part(
+                    batch[part], grads[part], step=number, part=int(part), parts=clients, coming=known[part]
+                )  # fmt: skip
             local.push(np.concatenate(batch), np.concatenate(grads))
         for table in tables:
             table.wait()
