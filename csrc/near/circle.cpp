@@ -71,17 +71,21 @@ std::vector<bool> Circle::take(std::uint64_t number, const std::vector<float*>& 
   std::vector<bool> missing(floats_.size(), true);
   std::size_t at = 0;
   for (std::size_t k = 0; k < floats_.size(); ++k) {
+    float* const to = sums[k];
+    std::size_t there = 0;
     for (std::size_t member = 0; member < members_.size(); ++member) {
       const std::byte* const put = slot(member, number);
       if (put[k] == std::byte{0}) continue;
       const float* const from = reinterpret_cast<const float*>(put + marks_) + at;
-      float* const to = sums[k];
-      if (missing[k]) {
+      if (there++ == 0) {
         std::memcpy(to, from, floats_[k] * sizeof(float));
       } else {
         for (std::size_t i = 0; i < floats_[k]; ++i) to[i] += from[i];
       }
-      missing[k] = false;
+    }
+    missing[k] = there == 0;
+    if (there > 0 && there < members_.size()) {   // the others' zeros, which make a zero positive
+      for (std::size_t i = 0; i < floats_[k]; ++i) to[i] += 0.0f;
     }
     at += floats_[k];
   }

@@ -172,7 +172,8 @@ void Clerk::give(const Open& ask) {
 void Clerk::finish(const Open& open, const std::string& why) {
   if (open.order.kind == Kind::part) {
     for (const std::uint64_t place : {open.order.ids, open.order.rows}) {
-      if (inside(place, 0, open.client->bytes)) open.client->memory[place - kAlign] = std::byte{0};
+      if (!inside(place, 0, open.client->bytes)) continue;
+      std::atomic_ref(open.client->memory[place - kAlign]).store(std::byte{0}, std::memory_order_release);
     }
   }
   write(open.entry->why, why);

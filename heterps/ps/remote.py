@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from os import PathLike
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +17,12 @@ from heterps.errors import InvalidInput
 from heterps.ps import snapshots
 from heterps.ps.arrays import ids_of, like, rows_for, rows_of
 from heterps.ps.bags import check_bags, pool, spread
-from heterps.ps.desk import Asked, Desk
-from heterps.ps.errors import ServerTimeout
+from heterps.ps.coming import Coming, all_of, as_sent, spread_rows
+from heterps.ps.desk import Desk
 from heterps.ps.outstanding import Answer, Outstanding, Ticket
-from heterps.ps.rows import pack, unpack
+from heterps.ps.rows import pack
 from heterps.ps.shards import Batch, Int64, Recent, batch_of, grouped
+from heterps.ps.submitter import Submitter
 from heterps.ps.wire import MAX_ARRAYS, MAX_FRAME_BYTES, Reply
 from heterps.storage import place
 from heterps.store.config import Optimizer, TableConfig
@@ -30,65 +30,6 @@ from heterps.store.interface import Ids, Pooling, Rows, Stats
 
 CHUNK_BYTES = MAX_FRAME_BYTES // 2
 """Rows in one operation; larger pulls and pushes are several (and such a push counts as several steps)."""
-
-
-class Submitter(Protocol):
-    """What a remote table needs of its client."""
-
-    compress: Any
-
-    @property
-    def shards(self) -> int:
-        """Shards of every table."""
-        ...
-
-    def shares(self, shard: int) -> bool:
-        """True if large arrays cross to that shard in shared memory."""
-        ...
-
-    def piece_bytes(self, shard: int) -> int:
-        """Bytes that travel from that shard in one frame."""
-        ...
-
-    def room(self, shard: int, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-        """An empty array for one operation on one shard."""
-        ...
-
-    def meet(self, shard: int, table: str, args: dict[str, Any]) -> Callable[[], Desk | None]:
-        """Asks for a desk at one shard."""
-        ...
-
-    def submit(self, shard: int, verb: str, table: str, args: dict[str, Any], arrays: Any = ()) -> Future[Reply]:
-        """Sends one operation to one shard."""
-        ...
-
-
-class Coming:
-    """Rows that were asked for ahead."""
-
-    def __init__(self, batch: Batch, futures: Sequence[Answer], shape: tuple[int, ...]) -> None:
-        self.batch, self._futures, self._shape = batch, futures, shape
-        self.spent = False
-        """Whether a push has had it."""
-
-    def asked(self, desk: Desk) -> Asked | None:
-        """What was asked for at a desk; None if there are no ids for it."""
-        return next((one for one in self._futures if isinstance(one, Asked) and one.desk is desk), None)
-
-    def rows(self, timeout_s: float | None = None) -> NDArray[np.float32]:
-        """The rows, once. `ServerTimeout` if they do not come in time; `ServerError` if they were abandoned."""
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        for future in self._futures:
-            try:
-                future.exception(None if end_s is None else max(0.0, end_s - time.monotonic()))
-            except TimeoutError:
-                raise ServerTimeout(f"rows that were asked for ahead did not come within {timeout_s:g} s") from None
-        replies = _all(self._futures)
-        rows = _as_sent(self.batch, replies)
-        if rows is None:
-            rows = np.empty(self._shape, np.float32)
-            _spread(self.batch, replies, rows)
-        return rows.reshape(self._shape)
 
 
 class RemoteTable:
@@ -131,11 +72,11 @@ class RemoteTable:
         counting = create and self._config.tracks  # sights count by occurrence: duplicates stay
         flat, shards = array.reshape(-1), self._client.shards
         batch = grouped(flat, shards) if counting else self._recent.batch(flat, shards)
-        replies = _all(self._rows(batch, create=create))
-        if given is None and (rows := _as_sent(batch, replies)) is not None:
+        replies = all_of(self._rows(batch, create=create))
+        if given is None and (rows := as_sent(batch, replies)) is not None:
             return like(ids, rows.reshape(shape))
         result, memory = given or rows_for(ids, shape, None)
-        _spread(batch, replies, memory)
+        spread_rows(batch, replies, memory)
         return result
 
     def pull_after(self, ids: Ids, step: int) -> Coming:
@@ -200,7 +141,7 @@ class RemoteTable:
             rows = self._client.room(shard, (end - start, dim), np.float32)
             rows[...] = by_shard[start:end]
             futures.append(self._submit(shard, "put", {}, self._placed(shard, batch.ids[start:end]), rows))
-        _all(futures)
+        all_of(futures)
 
     def push_part(
         self, ids: Ids, grads: Rows, *, step: int, part: int, parts: int, lr: float | None = None,
@@ -316,7 +257,7 @@ class RemoteTable:
         identity, shards = uuid.uuid4().hex, self._client.shards
         files = snapshots.file_names(identity, shards)
         args = [{"path": str(directory / file), "delta": delta, "id": identity, "finite": finite} for file in files]
-        parents = {reply.value for reply in _all([self._submit(k, "save", args[k]) for k in range(shards)])}
+        parents = {reply.value for reply in all_of([self._submit(k, "save", args[k]) for k in range(shards)])}
         if delta and len(parents) > 1:
             raise InvalidInput(f"{directory}: the last save of {self._config.name!r} failed on a shard; save it whole")
         snapshots.commit(directory, files, identity, parents.pop() if delta else "", self._config)
@@ -414,7 +355,7 @@ class RemoteTable:
         return self._client.submit(shard, verb, self._config.name, args, arrays)
 
     def _every(self, verb: str, args: dict[str, Any]) -> list[Reply]:
-        return _all([self._submit(shard, verb, args) for shard in range(self._client.shards)])
+        return all_of([self._submit(shard, verb, args) for shard in range(self._client.shards)])
 
 
 def _whole(value: Any, what: str) -> int:
@@ -422,27 +363,3 @@ def _whole(value: Any, what: str) -> int:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= value < 2**62:
         return int(value)
     raise InvalidInput(f"{what}: a whole number from 0 on, not {value!r}")
-
-
-def _as_sent(batch: Batch, replies: list[Reply]) -> NDArray[np.float32] | None:
-    """The rows where the server wrote them, if they lie in shared memory and may stay there; else None."""
-    if batch.index is not None or len(replies) != 1 or len(replies[0].arrays) != 1 or replies[0].lent is None:
-        return None
-    return replies[0].lent.keep(replies[0].arrays[0])
-
-
-def _spread(batch: Batch, replies: list[Reply], out: NDArray[np.float32]) -> None:
-    """Writes the row of each id that was asked for, and gives the replies' memory back."""
-    try:
-        rows = [unpack(array) for reply in replies for array in reply.arrays]
-        batch.spread(rows, out.reshape(-1, out.shape[-1]))
-    finally:
-        for reply in replies:
-            reply.give_back()
-
-
-def _all(futures: Sequence[Answer]) -> list[Reply]:
-    """All replies; waits for every one before the first error is raised, so that nothing stays under way."""
-    for future in futures:
-        future.exception()
-    return [future.result() for future in futures]

@@ -16,6 +16,8 @@
 
 using namespace heterps::store;
 
+void near_checks();   // near_test.cpp
+
 namespace {
 
 #define CHECK(condition) \
@@ -294,5 +296,6 @@ int main() {
   }
   slots_by_many_threads();
   for (const int threads : {1, 2}) errands(threads);
+  near_checks();
   std::puts("ok");
 }

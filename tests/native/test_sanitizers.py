@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 STORE = Path(__file__).parents[2] / "csrc" / "store"
+NEAR = ("circle.cpp", "desk.cpp", "clerk.cpp")
 KERNELS = {
     "portable": [],
     "avx2": ["-mavx2"],
@@ -27,7 +28,8 @@ def test_the_core_is_clean(flags: list[str], tmp_path: Path) -> None:
     assert compiler is not None, "a C++ compiler builds heterps, so there must be one"
     common = [compiler, "-std=c++20", "-g1", "-Wall", "-Wextra", "-Werror", f"-I{STORE}", *flags]
     sources = [path for path in STORE.glob("*.cpp") if path.stem not in ("bindings", "kernels")]
-    sources += [STORE.parent / "run" / "errands.cpp", Path(__file__).with_name("store_test.cpp")]
+    sources += [STORE.parent / "run" / "errands.cpp", *(STORE.parent / "near" / name for name in NEAR)]
+    sources += [Path(__file__).with_name(name) for name in ("store_test.cpp", "near_test.cpp")]
     jobs = [(path, path.stem, []) for path in sources]
     jobs += [(STORE / "kernels.cpp", f"kernels_{isa}", [f"-DHETERPS_ISA={isa}", *with_isa])
              for isa, with_isa in KERNELS.items()]  # fmt: skip

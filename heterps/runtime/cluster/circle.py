@@ -51,7 +51,8 @@ class CircleSum:
         own = [one.grad if one.grad is None else one.grad.detach().contiguous() for one in parameters]
         for one in parameters:
             one.grad = None
-        addresses, began_s = [0 if grad is None else grad.data_ptr() for grad in own], time.monotonic()
+        began_s = time.monotonic()
+        addresses = [0 if grad is None else grad.data_ptr() or 1 for grad in own]  # one without numbers has no address
         while not circle.put(addresses, PATIENCE_MS):
             self._mail.check(began_s, f"gradients of step {step}")
         return Later(lambda: self._take(circle, number, parameters, own), lambda: circle.wait(number, 0))

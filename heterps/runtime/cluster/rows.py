@@ -2,7 +2,7 @@
 
 Optimizers of rows are not linear: two pushes are not one. Where several replicas or layers use a table, each
 pushes its part of the step, and the servers apply them as one when all are there, in the order of stages, replicas and
-layers. A table that one layer of one replica uses alone needs none of this: its later pulls see its pushes.
+layers. A table that one layer of one replica uses alone has steps of one part: it, too, asks for rows ahead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from heterps.models import Bags, Chain
-from heterps.ps.remote import Coming, RemoteTable
+from heterps.ps.coming import Coming
+from heterps.ps.remote import RemoteTable
 from heterps.runtime.cluster.layout import Layout, Seat
 from heterps.runtime.tables import Shared, SharedPush, _flat
 from heterps.store import Table
@@ -44,11 +45,8 @@ def pushes(
         users = users_of(chain, layout, name)
         if not any(seat == me for seat, _ in users):
             continue
-        if len(users) == 1:
-            shared[name] = SharedPush(table, 1)
-        else:
-            assert isinstance(table, RemoteTable), "tables of engine ray are on servers"
-            shared[name] = GatheredPush(table, users, me, timeout_s)
+        assert isinstance(table, RemoteTable), "tables of engine ray are on servers"
+        shared[name] = GatheredPush(table, users, me, timeout_s)
         shared[name].start_at(first_step)
     return shared
 
