@@ -1,6 +1,7 @@
 // What threads of two processes wait at, in memory that both have mapped: a count of rings, and of those who sleep.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <climits>

@@ -78,7 +78,7 @@ std::vector<bool> Circle::take(std::uint64_t number, const std::vector<float*>& 
       if (put[k] == std::byte{0}) continue;
       const float* const from = reinterpret_cast<const float*>(put + marks_) + at;
       if (there++ == 0) {
-        std::memcpy(to, from, floats_[k] * sizeof(float));
+        std::copy_n(from, floats_[k], to);   // of no floats there is no memory
       } else {
         for (std::size_t i = 0; i < floats_[k]; ++i) to[i] += from[i];
       }

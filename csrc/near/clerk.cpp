@@ -82,7 +82,9 @@ bool Clerk::turn() {
 
 void Clerk::take(Client& client, Entry& entry) {
   const Open open{&client, &entry, entry.order};
+  ++client.open;
   try {
+    if (client.open > kEntries) throw std::invalid_argument("too many orders are open");
     check(client, open.order);
     if (open.order.kind == Kind::part) {
       add(open);
@@ -179,6 +181,7 @@ void Clerk::finish(const Open& open, const std::string& why) {
   write(open.entry->why, why);
   open.entry->state.store(why.empty() ? State::done : State::failed, std::memory_order_release);
   open.client->rings = true;
+  --open.client->open;
 }
 
 // Answers leave together: who has its rows first would only take cores from those who wait for theirs.

@@ -29,7 +29,8 @@ class Clerk {
   Clerk(const Clerk&) = delete;
   Clerk& operator=(const Clerk&) = delete;
 
-  // A client's memory, and where in it the desk lies. Nothing in it is trusted. It must stay.
+  // A client's memory, and where in it the desk lies. It must stay. Orders are checked, whatever they say; ids are read
+  // where they lie, and must not change meanwhile (a client is of the same user, and was told the server's secret).
   void serve(std::byte* memory, std::size_t bytes, std::size_t desk);
   // Gives up everything that is open, which fails with `why`; no order is taken any more.
   void close(const std::string& why = "the server has ended");
@@ -42,6 +43,7 @@ class Clerk {
     std::size_t bytes;
     DeskMemory* desk;
     std::uint64_t taken = 0;   // orders
+    std::uint64_t open = 0;    // of these
     bool rings = false;        // something of it is done
   };
   struct Open {   // an order, as it was when it was read
@@ -61,10 +63,13 @@ class Clerk {
   void finish(const Open& open, const std::string& why);
   void ring();
 
-  const std::int64_t* ids(const Open& open) const {
-    return reinterpret_cast<const std::int64_t*>(open.client->memory + open.order.ids);
+  // Of an order without ids the places may be any.
+  static const std::int64_t* ids(const Open& open) {
+    return open.order.count == 0 ? nullptr : reinterpret_cast<std::int64_t*>(open.client->memory + open.order.ids);
   }
-  float* rows(const Open& open) const { return reinterpret_cast<float*>(open.client->memory + open.order.rows); }
+  static float* rows(const Open& open) {
+    return open.order.count == 0 ? nullptr : reinterpret_cast<float*>(open.client->memory + open.order.rows);
+  }
 
   store::Table& table_;
   const std::size_t dim_;

@@ -8,10 +8,10 @@ std::optional<std::uint64_t> Desk::post(const Order& order, Milliseconds most) {
   const std::lock_guard lock(posting_);
   const std::uint64_t number = memory_.posted.orders.load(std::memory_order_relaxed);
   Entry& entry = memory_.at(number);
-  const auto free = [&] {
-    return entry.state.load(std::memory_order_acquire) != State::open || memory_.closed.yes.load() != 0;
-  };
+  const auto closed = [&] { return memory_.closed.yes.load(std::memory_order_acquire) != 0; };
+  const auto free = [&] { return closed() || entry.state.load(std::memory_order_acquire) != State::open; };
   if (!wait_until(memory_.bell, most, free)) return std::nullopt;
+  if (closed()) return kRefused;
   entry.number = number;
   entry.order = order;
   entry.why[0] = '\0';
@@ -22,12 +22,14 @@ std::optional<std::uint64_t> Desk::post(const Order& order, Milliseconds most) {
 }
 
 State Desk::wait(std::uint64_t number, Milliseconds most) {
+  if (number == kRefused) return State::failed;
   State found = State::open;
   wait_until(memory_.bell, most, [&] {
-    Entry& entry = memory_.at(number);
-    found = entry.state.load(std::memory_order_acquire);
+    // Closed first: what was done before it was closed is then seen to be done.
+    const bool closed = memory_.closed.yes.load(std::memory_order_acquire) != 0;
+    found = memory_.at(number).state.load(std::memory_order_acquire);
     if (memory_.posted.orders.load(std::memory_order_acquire) > number + kEntries) found = State::done;
-    if (found == State::open && memory_.closed.yes.load(std::memory_order_acquire) != 0) found = State::failed;
+    if (found == State::open && closed) found = State::failed;
     return found != State::open;
   });
   return found;
@@ -35,7 +37,8 @@ State Desk::wait(std::uint64_t number, Milliseconds most) {
 
 std::string Desk::why(std::uint64_t number) {
   const Entry& entry = memory_.at(number);
-  const char* const why = entry.state.load(std::memory_order_acquire) == State::open ? memory_.closed.why : entry.why;
+  const bool taken = number != kRefused && entry.state.load(std::memory_order_acquire) != State::open;
+  const char* const why = taken ? entry.why : memory_.closed.why;
   return {why, strnlen(why, kWhy)};
 }
 

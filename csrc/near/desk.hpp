@@ -42,6 +42,7 @@ struct alignas(64) Entry {
 };
 
 constexpr std::uint64_t kEntries = 256;   // orders that a client may have open
+constexpr std::uint64_t kRefused = ~std::uint64_t{0};   // the number of an order that a closed desk did not take
 
 // Zero before the client begins.
 struct DeskMemory {
@@ -65,7 +66,7 @@ class Desk {
   Desk(std::byte* memory, std::byte* clerk)
       : memory_(*reinterpret_cast<DeskMemory*>(memory)), clerk_(*reinterpret_cast<Bell*>(clerk)) {}
 
-  // Gives an order, and its number; none if as many as there may be stayed open all that time.
+  // Gives an order, and its number; none if as many as there may be stayed open all that time. At a closed desk it fails.
   std::optional<std::uint64_t> post(const Order& order, Milliseconds most);
   // What has become of an order, after some time at the latest. One that is long past was done, or its failure told.
   State wait(std::uint64_t number, Milliseconds most);

@@ -1,7 +1,6 @@
 #include "table.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
@@ -343,7 +342,7 @@ Table::Batch* Table::recall(const std::int64_t* ids, std::size_t count, bool pre
     // One that is known by its number alone has a count, but no ids.
     if (!batch.valid || batch.prepared != prepared || batch.count != count || batch.ids.size() != count) continue;
     if (found != nullptr && found->number_of_call < batch.number_of_call) continue;
-    if (is_current(batch) && std::memcmp(batch.ids.data(), ids, count * sizeof *ids) == 0) found = &batch;
+    if (is_current(batch) && std::equal(ids, ids + count, batch.ids.data())) found = &batch;
   }
   if (found == nullptr && !prepared) remember_more(count);
   return found;

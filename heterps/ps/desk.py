@@ -50,10 +50,11 @@ class Desk:
 
         Ids that were asked for lie there already; each order for rows serves one part.
         """
+        place = (0, 0)  # of no ids
         if isinstance(ids, Asked):
             place = ids.place
             ids.spent = True
-        else:
+        elif len(ids):
             place, room = self.room(ids.nbytes)
             room.view(np.int64)[:] = ids
         at = self._arena.place_of(grads) if grads.size else None

@@ -144,7 +144,10 @@ struct Client {
   // Of one row, as it is when a step is applied.
   Order ask_for_one(std::int64_t step) const { return {Kind::ask, 0, step, 1, place(0), place(1), 0, 0.0f, 0}; }
   // When an order that is done at once is over, all before it were taken.
-  void wait_until_taken() { CHECK(ended(post(ask_for_one(-1))) == State::done); }
+  void wait_until_taken() {
+    CHECK(ended(post(ask_for_one(-1))) == State::done);
+    CHECK(ended(post({Kind::ask, 0, -1, 0, std::uint64_t{1} << 63, 1, 0, 0.0f, 0})) == State::done);   // for no rows
+  }
   bool failed(std::uint64_t number, const std::string& why) {
     return ended(number) == State::failed && desk.why(number) == why;
   }

@@ -248,8 +248,13 @@ def test_what_is_open_is_abandoned_with_the_rest(meet: Meet, tmp_path: Path):
         for wait in (lambda: coming.rows(PATIENCE_S), lambda: ticket.wait(PATIENCE_S)):  # noqa: B023
             with pytest.raises(ServerError, match="abandoned"):
                 wait()
-        with pytest.raises(ServerError):
-            one.wait()
+        late = [one.push_part(NONE, ones(NONE), step=step, part=0, parts=2) for step in range(300)]
+        for ticket in late:  # more than a desk holds
+            with pytest.raises(ServerError, match="abandoned"):
+                ticket.wait(PATIENCE_S)
+        while one._outstanding._tickets:
+            with pytest.raises(ServerError):
+                one.wait()
         for number, table in enumerate((one, two)):
             table.meet(step=0, own=[number], parts=2)
     np.testing.assert_array_equal(one.pull(IDS), first(IDS))
@@ -307,6 +312,8 @@ def test_orders_for_memory_that_is_none_hurt_nobody(meet: Meet):
         for order in (asked, part):
             until(lambda: core.wait(order, 100) is False, what="a refusal")  # noqa: B023
             assert "outside of the client's memory" in core.why(order)
+    nothing = core.ask(-1, 0, 2**63, 64, 0, 1000)
+    until(lambda: core.wait(nothing, 100), what="an answer to nothing")
     for number, table in enumerate((one, two)):
         table.push_part(IDS, ones(IDS), step=0, part=number, parts=2)
     np.testing.assert_array_equal(two.pull_after(IDS, 0).rows(PATIENCE_S), first(IDS) - 2)
