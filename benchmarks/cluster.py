@@ -1,11 +1,12 @@
 """What engine ray keeps of engine local's throughput over loopback, beside Paddle's parameter server.
 
-    python benchmarks/cluster.py [--quick] [--cores N] [--only full,small] [--peer-python PYTHON]
+    python benchmarks/cluster.py [--quick] [--cores N] [--only full,small] [--batch N] [--peer-python PYTHON]
 
 ctrdnn: 26 ids, 13 numbers, dim 16, batch 4096, with the usual tower (3×FC400) and with a small one, where rows weigh
-more. Two workers and one shard of engine ray share the cores that engine local and Paddle have too. Batches lie in
-memory beforehand. Every line of a table comes from one run: subjects take turns (A, B, A, B, ...), and a ratio is the
-median over rounds of the ratio within a round. Paddle needs `make peers`; what is missing is named.
+more. With `--only` also other models of the zoo, by name, without Paddle. Two workers and one shard of engine ray share
+the cores that engine local and Paddle have too. Batches lie in memory beforehand. Every line of a table comes from one
+run: subjects take turns (A, B, A, B, ...), and a ratio is the median over rounds of the ratio within a round. Paddle
+needs `make peers`; what is missing is named.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from turns import Turns
 
 HERE = Path(__file__).parent
 PEER_PYTHON = HERE / ".peers" / "paddle" / "bin" / "python"
-PADDLE = "Paddle"
+PADDLE, CTRDNN = "Paddle", "ctrdnn"
 KEEPS, BEATS = 0.7, 4.0
 """What engine ray should keep of engine local's throughput, and how much faster than Paddle it should be."""
 
@@ -70,6 +71,8 @@ def subjects(spec: dict[str, Any], cut: int, peer_python: str) -> list[Subject]:
             request = {"mode": mode, "cuts": cuts}
             found += [Subject(f"local, {mode}, {what}", local, request, base)] if cuts or mode == "sync" else []
             found.append(Subject(f"ray, {mode}, {what}, {workers}", ray, request, base, aims=not cuts))
+    if spec["model"] != CTRDNN:
+        return found
     found.append(Subject(PADDLE, Turns("cluster_paddle.py", PADDLE, peer_python, spec)))
     if is_amd():
         told = f"{PADDLE}, its MKL told to use AVX2"
@@ -113,7 +116,9 @@ def ratio(values: Floats, form: str) -> str:
     return f"{np.median(values):{form}} | {values.min():{form}}–{values.max():{form}}"
 
 
-PARTS = {"full": ("3×FC400", [400, 400, 400], 2), "small": ("tower 64-32", [64, 32], 1)}
+PARTS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "full": ("3×FC400", {"hidden": [400, 400, 400]}, 2), "small": ("tower 64-32", {"hidden": [64, 32]}, 1)
+}  # fmt: skip
 """What it is called, the widths, and the first layer of the second stage, where the work is about halved."""
 
 
@@ -121,7 +126,8 @@ def main() -> None:
     """Measures, and files what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round of few steps, to see that it works")
-    parser.add_argument("--only", default="full,small", help="towers: full, small")
+    parser.add_argument("--only", default="full,small", help="towers of ctrdnn (full, small), or other models")
+    parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--ids", default="zipf,uniform")
     parser.add_argument("--cores", type=int, default=2, help="cores that each subject has, all together")
     parser.add_argument("--rounds", type=int, default=5)
@@ -133,11 +139,12 @@ def main() -> None:
     rounds, steps = (1, 16) if given.quick else (given.rounds, given.steps)
     lines = []
     for part in given.only.split(","):
-        title, hidden, cut = PARTS[part]
+        title, args, cut = PARTS.get(part, (part, {}, 2))
+        model = CTRDNN if part in PARTS else part
         for ids in given.ids.split(","):
-            spec = {"batch": 4096, "rows": 2_000_000, "hidden": hidden, "ids": ids, "threads": given.cores}
+            spec = {"batch": given.batch, "rows": 2_000_000, "ids": ids, "threads": given.cores, "model": model, **args}
             print(f"== {title}, ids {ids}", flush=True)
-            made = table(subjects(spec, cut, given.peer_python), batch=4096, rounds=rounds, steps=steps)
+            made = table(subjects(spec, cut, given.peer_python), batch=given.batch, rounds=rounds, steps=steps)
             lines += [f"## {title}, ids {ids}", "", *made, ""]
     if given.quick and not given.out:
         return
@@ -145,8 +152,9 @@ def main() -> None:
     path = Path(given.out) if given.out else HERE / "results" / f"cluster-{today}.md"
     head = [
         f"# Engine ray over loopback, {today}", "",
-        f"`python benchmarks/cluster.py --only {given.only} --ids {given.ids} --cores {given.cores}` on {given.cores} "
-        f"cores of {platform.processor() or platform.machine()}, {rounds} rounds of {steps} steps, batch 4096. Two "
+        f"`python benchmarks/cluster.py --only {given.only} --ids {given.ids} --batch {given.batch} --cores "
+        f"{given.cores}` on {given.cores} cores of {platform.processor() or platform.machine()}, {rounds} rounds of "
+        f"{steps} steps. Two "
         "workers and one shard, Paddle 2.6.2 with one server and one trainer, each all on these cores.", "",
     ]  # fmt: skip
     path.write_text("\n".join(head + lines))

@@ -57,7 +57,8 @@ class Timed:
 def make(spec: dict[str, Any], steps: int, clocks: Path) -> tuple[Chain, Timed]:
     """The model and the data; every process of a cluster makes them for itself."""
     torch.manual_seed(0)
-    chain = zoo.build("ctrdnn", dim=spec["dim"], hidden=tuple(spec["hidden"]))
+    tower = {"hidden": tuple(spec["hidden"])} if "hidden" in spec else {}
+    chain = zoo.build(spec["model"], dim=spec["dim"], **tower)
     return chain, Timed(spec, steps, clocks)
 
 
@@ -71,7 +72,7 @@ def plan(spec: dict[str, Any], layers: int) -> Plan:
         for name, first, last in zip(names, bounds, bounds[1:], strict=False)
     ]
     return Plan.model_validate({
-        "format": "heterps.plan/1", "model": "ctrdnn", "method": "fixed",
+        "format": "heterps.plan/1", "model": spec["model"], "method": "fixed",
         "placement": [stage["type"] for stage in stages for _ in range(stage["first"], stage["last"] + 1)],
         "types": {name: {"device": "cpu", "price_per_hour": 0.04} for name in names}, "stages": stages,
         "parameter_server": {"type": names[0], "units": 1},
@@ -113,7 +114,7 @@ def _on_ray(spec: dict[str, Any], chain: Chain, factory: Any, checkpoints: Path,
 
 def main() -> None:
     """Answers requests until standard input ends."""
-    spec = {"dim": 16, "ids": "zipf", "workers": 2, **json.loads(sys.argv[1])}
+    spec = {"dim": 16, "ids": "zipf", "workers": 2, "model": "ctrdnn", **json.loads(sys.argv[1])}
     if spec["engine"] == "ray":
         import ray
 

@@ -4,8 +4,8 @@ Each process has one `Arena`, a nameless file in memory: it goes with the proces
 the process's number and descriptor, if it is of the same user on the same machine; 16 random bytes at its beginning
 tell whether it is the right one, and a seal keeps it at its size. The owner writes a block and sends its place; the one
 receiver reads it and gives it back by a mark in the block, without a message. An arena that is full has no block to
-give, and what should have gone into it travels as a message: nobody ever waits. Of a receiver that died, the owner
-takes all blocks back.
+give, and what should have gone into it travels as a message; only orders at desks (`heterps.ps.desk`), which lie as a
+whole in the arena of who gives them, wait for room. Of a receiver that died, the owner takes all blocks back.
 """
 
 from __future__ import annotations

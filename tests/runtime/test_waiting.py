@@ -33,9 +33,10 @@ STEPS, SIZE = 3, 16
 class SlowServers:
     """A remote table, as far as rows need one, whose every answer takes its time."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, *, asks_early: bool = False) -> None:
+        self._clock, self.asks_early = clock, asks_early
         self.waits = 0
+        self.met: list[dict[str, Any]] = []
 
     def _answer(self) -> None:
         self._clock.now += WAIT_S
@@ -66,6 +67,9 @@ class SlowServers:
 
     def push_part(self, *args: Any, **options: Any) -> None:
         pass
+
+    def meet(self, **what: Any) -> None:
+        self.met.append(what)
 
 
 class SlowPeers(SharedPush):
@@ -141,12 +145,14 @@ def test_for_servers_that_nobody_else_uses():
     assert servers.waits == STEPS
 
 
-def test_for_the_other_replicas_of_a_gathered_push():
-    """The first step asks for its rows when it begins, the later ones ahead."""
+@pytest.mark.parametrize("asks_early", [False, True])
+def test_for_the_other_replicas_of_a_gathered_push(asks_early: bool):
+    """Each step asks for its rows ahead; by messages the first one does when it begins."""
     clock = Clock()
-    servers, chain = SlowServers(clock), chain_on(clock)
+    servers, chain = SlowServers(clock, asks_early=asks_early), chain_on(clock)
     push = GatheredPush(servers, [(Seat(0, 0), "rows"), (Seat(0, 1), "rows")], Seat(0, 0), 30.0)  # type: ignore[arg-type]
     push.start_at(0)
+    assert servers.met == [{"step": 0, "own": [0], "parts": 2}]
     assert busy_s(clock, chain, HostRows(chain.embeddings[0], push)) == pytest.approx(STEPS * WORK_S)
     assert servers.waits == 2 * STEPS
 
